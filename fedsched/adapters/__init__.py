@@ -1,0 +1,1 @@
+"""Touches: one outside thing per file."""

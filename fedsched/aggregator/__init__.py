@@ -1,0 +1,1 @@
+"""The aggregator process: federated rounds."""

@@ -1,0 +1,234 @@
+"""One frozen configuration tree per process, read once; every problem is reported together, with its path."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsched.errors import InvalidConfiguration
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$", description="host:port")]
+
+
+class Tree(BaseModel):
+    """A part of the configuration: frozen, and unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NodeConfig(Tree):
+    """What one node offers; with the local executor a named share of this machine."""
+
+    name: Name
+    cpus: float = Field(gt=0)
+    memory_gb: float = Field(default=4.0, gt=0)
+    gpus: float = Field(default=0.0, ge=0)
+    accelerator: str = ""
+
+
+class SlotConfig(Tree):
+    """The scheduling interval."""
+
+    length_s: float = Field(default=10.0, gt=0)
+    """How long one slot lasts."""
+    decision_s_max: float = Field(default=1.0, gt=0)
+    """The policy must answer within this; after it the heuristic decides."""
+
+    @model_validator(mode="after")
+    def _decision_fits(self) -> SlotConfig:
+        if self.decision_s_max >= self.length_s:
+            raise ValueError(
+                f"decision_s_max is {self.decision_s_max}; it must be below length_s ({self.length_s})"
+            )
+        return self
+
+
+class PolicyConfig(Tree):
+    """Which policy decides."""
+
+    name: Literal["dl2", "drf", "fifo", "srtf", "optimus"] = "dl2"
+    checkpoint: str = "builtin"
+    """Path of the first weights, or `builtin` for those that ship with the package."""
+    fallback: Literal["drf", "fifo", "srtf", "optimus"] = "drf"
+    """Decides when the policy is late or its answer cannot be used."""
+    seed: int = 0
+    explore: bool = True
+    """Sample actions (needed to learn on line) instead of taking the likeliest."""
+
+
+class TracingConfig(Tree):
+    """Where spans go: to an OTLP endpoint when one is set, else to a JSON-lines file."""
+
+    endpoint: str = ""
+    file: str = ""
+
+
+class StoreConfig(Tree):
+    """The etcd server; without an address `up` starts one."""
+
+    address: Address | None = None
+
+
+class RoundConfig(Tree):
+    """When and how clusters' gradients are combined."""
+
+    interval_s: float = Field(default=60.0, gt=0)
+    quorum: int = Field(default=1, ge=1)
+    """Fewest updates that make a round count."""
+    deadline_s: float = Field(default=10.0, gt=0)
+    """After it the round closes with what has come."""
+    batch_size: int = Field(default=256, ge=1)
+    """Decisions that each agent's gradient is computed from."""
+    samples_min: int = Field(default=32, ge=1)
+    """An agent with fewer recorded decisions declines the round."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    norm_max: float = Field(default=100.0, gt=0)
+    """An update whose gradient norm is above this is refused."""
+
+
+class AgentConfig(Tree):
+    """One agent process."""
+
+    cluster: Name
+    state_dir: Path
+    etcd: Address
+    aggregator: Address | None = None
+    nodes: tuple[NodeConfig, ...] = Field(min_length=1)
+    slot: SlotConfig = SlotConfig()
+    policy: PolicyConfig = PolicyConfig()
+    tracing: TracingConfig = TracingConfig()
+    lease_ttl_s: int = Field(default=10, ge=2)
+    preempt: bool = False
+    """Whether a running job may be stopped to make room; else it keeps at least its minimum."""
+    labels: dict[str, str] = {}
+
+
+class ControllerConfig(Tree):
+    """One controller process."""
+
+    listen: Address
+    etcd: Address
+    state_dir: Path
+    tracing: TracingConfig = TracingConfig()
+    lease_ttl_s: int = Field(default=10, ge=2)
+    history_after_s: float = Field(default=3600.0, ge=0)
+    """A job that ended longer ago than this moves from etcd to the history file."""
+
+
+class AggregatorConfig(Tree):
+    """One aggregator process."""
+
+    listen: Address
+    etcd: Address
+    state_dir: Path
+    rounds: RoundConfig = RoundConfig()
+    policy: PolicyConfig = PolicyConfig()
+    tracing: TracingConfig = TracingConfig()
+    lease_ttl_s: int = Field(default=10, ge=2)
+
+
+class ClusterConfig(Tree):
+    """One cluster of a local federation."""
+
+    name: Name
+    nodes: tuple[NodeConfig, ...] = Field(min_length=1)
+    policy: PolicyConfig = PolicyConfig()
+    labels: dict[str, str] = {}
+
+
+class FederationConfig(Tree):
+    """A whole federation on this machine, as `fedsched up` starts it."""
+
+    name: Name = "local"
+    controller: Address = "127.0.0.1:7480"
+    aggregator: Address = "127.0.0.1:7481"
+    etcd: StoreConfig = StoreConfig()
+    slot: SlotConfig = SlotConfig(length_s=2.0, decision_s_max=1.0)
+    rounds: RoundConfig = RoundConfig(interval_s=20.0, quorum=2)
+    tracing: TracingConfig = TracingConfig()
+    lease_ttl_s: int = Field(default=5, ge=2)
+    clusters: tuple[ClusterConfig, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> FederationConfig:
+        names = [cluster.name for cluster in self.clusters]
+        for name in sorted(set(names)):
+            if names.count(name) > 1:
+                raise ValueError(f"cluster {name} is defined {names.count(name)} times; names must be unique")
+        return self
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def load(kind: type[C], path: Path) -> C:
+    """Read a YAML file as `kind`.
+
+    Raises:
+        InvalidConfiguration: the file cannot be read or has problems; all of them are listed.
+    """
+    try:
+        plain = yaml.safe_load(path.read_text())
+    except OSError as problem:
+        raise InvalidConfiguration(f"cannot read {path}: {problem.strerror}", "check the path") from problem
+    except yaml.YAMLError as problem:
+        raise InvalidConfiguration(
+            f"{path} is not YAML: {problem}", "check the indentation there"
+        ) from problem
+    return parse(kind, plain if plain is not None else {}, str(path))
+
+
+def parse(kind: type[C], plain: Any, origin: str) -> C:
+    """Turn plain data into `kind`; `origin` names it in errors.
+
+    Raises:
+        InvalidConfiguration: there are problems; all of them are listed.
+    """
+    try:
+        return kind.model_validate(plain)
+    except ValidationError as problem:
+        lines = problems(kind, problem)
+        raise InvalidConfiguration(
+            f"{origin} has {len(lines)} problem(s):\n" + "\n".join(f"  - {line}" for line in lines),
+            "correct the lines above; the README lists every field",
+        ) from problem
+
+
+def problems(kind: type[BaseModel], error: ValidationError) -> list[str]:
+    """One line per problem: the field's path, what it is, what was expected, and a near name for a mistyped one."""
+    return [_line(kind, dict(item)) for item in error.errors()]
+
+
+def _line(kind: type[BaseModel], item: dict[str, Any]) -> str:
+    path = ".".join(str(part) for part in item["loc"]) or "the file"
+    if item["type"] == "extra_forbidden":
+        name = str(item["loc"][-1])
+        near = difflib.get_close_matches(name, sorted(_field_names(kind)), n=1)
+        return f"{path} is not a known field" + (f"; did you mean {near[0]}?" if near else "")
+    if item["type"] == "missing":
+        return f"{path} is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{path}: {message}"
+    return f"{path} is {item['input']!r}; {message[0].lower()}{message[1:]}"
+
+
+def _field_names(kind: type[BaseModel], seen: frozenset[type] = frozenset()) -> set[str]:
+    names: set[str] = set()
+    for name, field in kind.model_fields.items():
+        names.add(name)
+        for part in _models_in(field.annotation):
+            if part not in seen:
+                names |= _field_names(part, seen | {kind, part})
+    return names
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

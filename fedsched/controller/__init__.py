@@ -1,0 +1,1 @@
+"""The controller process: the API and the dispatch to clusters."""

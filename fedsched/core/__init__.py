@@ -1,0 +1,1 @@
+"""Decides: pure state machines, events in and commands out."""

@@ -1,0 +1,91 @@
+"""All that a cluster's scheduler can order, in the imperative.
+
+`Save` is carried out first; the others go out only after it is confirmed (persist, then act). Orders to the executor
+carry `(term, seq)`: it refuses an older term and ignores a repeated seq.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsched.core.decision import Observation
+from fedsched.core.ids import JobId
+from fedsched.core.job import JobSpec, JobStatus, Placement, Reason, Transition
+
+
+@dataclass(frozen=True, slots=True)
+class SaveJob:
+    """Persist the status and, with it in one transaction, the transition that led there."""
+
+    status: JobStatus
+    transition: Transition | None
+    """None when only the progress is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Start an attempt with these tasks, from the newest checkpoint of the attempt before if there is one."""
+
+    term: int
+    seq: int
+    spec: JobSpec
+    attempt: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleJob:
+    """Make exactly `placement` the attempt's tasks while training goes on."""
+
+    term: int
+    seq: int
+    job_id: JobId
+    attempt: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End all tasks of the attempt, with a checkpoint first when `checkpoint`; kill after `grace_s`.
+
+    The `JobExited` that follows carries `reason`, unless the job ended by itself before the order reached it.
+    """
+
+    term: int
+    seq: int
+    job_id: JobId
+    attempt: int
+    reason: Reason
+    checkpoint: bool
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptJobs:
+    """Find what runs of these attempts: answer each with `JobAdopted` or, when nothing is left, `JobExited`."""
+
+    term: int
+    seq: int
+    jobs: tuple[tuple[JobSpec, int], ...]
+    """Specification and attempt of each job that the store says is active."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskPolicy:
+    """Have the policy decide this slot; the answer comes as `PolicyDecided`."""
+
+    observation: Observation
+    keep_running: bool
+    """Running jobs hold at least their minimum before the policy spends anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSlot:
+    """What the slot brought: each job's progress in it as a fraction of its declared epochs (DL2's reward)."""
+
+    slot: int
+    progress: tuple[tuple[JobId, float], ...]
+
+
+ExecutorCommand = StartJob | ScaleJob | StopJob | AdoptJobs
+Command = SaveJob | ExecutorCommand | AskPolicy | RewardSlot

@@ -1,0 +1,125 @@
+"""What a policy sees, what it may spend and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedsched.core.cluster import Node
+from fedsched.core.ids import JobId
+from fedsched.core.job import Allocation, Placement, Range
+from fedsched.core.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSample:
+    """An observed training speed: what a policy may know of how a job scales."""
+
+    workers: int
+    ps: int
+    epochs_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One live job as the policy sees it at the start of a slot."""
+
+    job_id: JobId
+    job_type: str
+    workers: Range
+    ps: Range
+    worker_demand: Resources
+    ps_demand: Resources
+    epochs: float
+    """Declared length."""
+    progress_epochs: float
+    arrived_s: float
+    """Unix time (live) or virtual time (simulated) of arrival; policies order by `(arrived_s, job_id)`."""
+    waited_slots: int
+    """Slots since arrival at this cluster."""
+    priority: int = 50
+    placement: Placement = ()
+    """Tasks running now."""
+    pinned: bool = False
+    """Cannot change in this slot (a resize is in flight, or its cooldown runs); the budget already holds it as it is."""
+    accelerators: tuple[str, ...] = ()
+    attained_s: float = 0.0
+    """Task-seconds received so far."""
+    speeds: tuple[SpeedSample, ...] = ()
+    """Newest observation per allocation tried, oldest first."""
+
+    @property
+    def minimum(self) -> Allocation:
+        """The least that lets the job train."""
+        return Allocation(max(1, self.workers.minimum), self.ps.minimum)
+
+    @property
+    def remaining_epochs(self) -> float:
+        """Declared epochs still to do, never below zero."""
+        return max(0.0, self.epochs - self.progress_epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything a policy may base a slot's decision on. Jobs are sorted by `(arrived_s, job_id)`."""
+
+    slot: int
+    slot_length_s: float
+    nodes: tuple[Node, ...]
+    jobs: tuple[JobView, ...]
+
+    @property
+    def capacity(self) -> Resources:
+        """What all nodes hold together."""
+        result = Resources()
+        for node in self.nodes:
+            result = result + node.capacity
+        return result
+
+
+class Budget(Protocol):
+    """The slot's capacity, spent by tentative placement: what was granted can really be placed.
+
+    A slot starts with nothing granted, but for pinned jobs (fixed as they are) and, where the scheduler is configured
+    not to preempt, the minimum of every running job.
+    """
+
+    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0) -> bool:
+        """Give the job this many more tasks; all or nothing. False changes nothing: no room, or above its maximum,
+        or the job is pinned. The first grant of a job must reach its minimum."""
+
+    def allocation(self, job_id: JobId) -> Allocation:
+        """What the job has been granted so far."""
+
+    def allocations(self) -> tuple[tuple[JobId, Allocation], ...]:
+        """All grants, sorted by job id; jobs with nothing are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A policy's answer for one slot: the allocation of every job that gets one."""
+
+    slot: int
+    allocations: tuple[tuple[JobId, Allocation], ...]
+    policy: str
+    version: int = 0
+    """Version of the learned policy; 0 for heuristics."""
+    fallback: str = ""
+    """Why the heuristic answered instead of the configured policy; empty when it did not."""
+    notes: tuple[tuple[JobId, str], ...] = field(default=())
+    """What the policy says about single jobs, for `explain`."""
+
+
+class Policy(Protocol):
+    """Observation in, decision out. Sleeps never, talks to nobody, keeps no clock."""
+
+    @property
+    def name(self) -> str:
+        """The name it is configured by."""
+
+    @property
+    def version(self) -> int:
+        """Version of the learned weights; 0 for heuristics."""
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        """Spend the budget and say what came of it."""

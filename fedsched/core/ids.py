@@ -1,0 +1,18 @@
+"""Names of things, as types that cannot be mixed up, and named streams of chance."""
+
+import random
+from typing import NewType
+
+JobId = NewType("JobId", str)
+ClusterName = NewType("ClusterName", str)
+NodeName = NewType("NodeName", str)
+TaskName = NewType("TaskName", str)
+"""`worker-<index>` or `ps-<index>`; unique within one attempt of a job at any moment."""
+
+
+def stream(seed: int, name: str) -> random.Random:
+    """A random stream of its own: a new draw elsewhere never shifts this one.
+
+    String seeds do not depend on the interpreter's hash seed.
+    """
+    return random.Random(f"{seed}/{name}")

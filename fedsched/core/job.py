@@ -1,0 +1,348 @@
+"""What a job is, what may happen to it and in which order: its specification, its status, its life as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
+from fedsched.core.resources import Resources
+
+
+class Role(StrEnum):
+    """What a task does in its job."""
+
+    WORKER = "worker"
+    PS = "ps"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """How few and how many tasks of one role a job can use, both ends included."""
+
+    minimum: int
+    maximum: int
+
+    def __post_init__(self) -> None:
+        if self.minimum < 0:
+            raise ValueError(f"minimum {self.minimum} is negative")
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum {self.minimum} is above maximum {self.maximum}")
+
+    def __contains__(self, count: object) -> bool:
+        return isinstance(count, int) and self.minimum <= count <= self.maximum
+
+    def __str__(self) -> str:
+        return f"{self.minimum}..{self.maximum}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """How many tasks a job holds during one slot. Says nothing about where they run."""
+
+    workers: int = 0
+    ps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.ps < 0:
+            raise ValueError(f"an allocation cannot be negative: {self}")
+
+    def __add__(self, other: Allocation) -> Allocation:
+        return Allocation(self.workers + other.workers, self.ps + other.ps)
+
+    def __bool__(self) -> bool:
+        return self.workers > 0 or self.ps > 0
+
+    def __str__(self) -> str:
+        return f"{self.workers}w+{self.ps}ps"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskPlacement:
+    """One task and the node it runs on."""
+
+    task: TaskName
+    node: NodeName
+
+    @property
+    def role(self) -> Role:
+        """The role, read off the task's name."""
+        return role_of(self.task)
+
+
+Placement = tuple[TaskPlacement, ...]
+"""Where all tasks of a job run, sorted by task name."""
+
+
+def task_name(role: Role, index: int) -> TaskName:
+    """The name of a job's `index`-th task of `role`."""
+    return TaskName(f"{role.value}-{index}")
+
+
+def role_of(task: TaskName) -> Role:
+    """The role that a task's name begins with."""
+    return Role(task.rsplit("-", 1)[0])
+
+
+def allocation_of(placement: Placement) -> Allocation:
+    """How many tasks of each role a placement holds."""
+    workers = sum(1 for entry in placement if entry.role is Role.WORKER)
+    return Allocation(workers, len(placement) - workers)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a user asked for; it never changes after submission."""
+
+    job_id: JobId
+    name: str
+    run: str
+    """Shell-style command of one worker task; parameter servers run the product's own program."""
+    workers: Range
+    ps: Range
+    worker_demand: Resources
+    ps_demand: Resources
+    epochs: float
+    """Declared passes over the job's data, the policy's estimate of its length."""
+    job_type: str = "unknown"
+    """Class of the model being trained; jobs of one class scale alike, which is what a policy learns."""
+    queue: str = "default"
+    user: str = ""
+    priority: int = 50
+    workdir: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    accelerators: tuple[str, ...] = ()
+    """Accelerator types that will do, best first; empty means any node."""
+    clusters: tuple[ClusterName, ...] = ()
+    """Clusters that will do, best first; empty means any cluster."""
+    max_attempts: int = 3
+    max_runtime_s: float | None = None
+    checkpoint_every_s: float = 10.0
+    resize_cooldown_s: float = 0.0
+    """Least time between two resizes of the job."""
+    grace_s: float = 10.0
+    """How long a stopping task may take before it is killed."""
+    submitted_s: float = 0.0
+    """Unix time of the submission."""
+    traceparent: str = ""
+    """W3C trace context of the submission."""
+
+    def demand(self, role: Role) -> Resources:
+        """What one task of `role` needs."""
+        return self.worker_demand if role is Role.WORKER else self.ps_demand
+
+    def demand_of(self, allocation: Allocation) -> Resources:
+        """What all tasks of `allocation` need together."""
+        return self.worker_demand * allocation.workers + self.ps_demand * allocation.ps
+
+    @property
+    def minimum(self) -> Allocation:
+        """The least that lets the job train: never less than one worker."""
+        return Allocation(max(1, self.workers.minimum), self.ps.minimum)
+
+    @property
+    def maximum(self) -> Allocation:
+        """The most the job can use."""
+        return Allocation(self.workers.maximum, self.ps.maximum)
+
+
+class JobPhase(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "Queued"
+    DISPATCHED = "Dispatched"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESIZING = "Resizing"
+    COMPLETING = "Completing"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+    PREEMPTING = "Preempting"
+    HELD = "Held"
+    UNREACHABLE = "Unreachable"
+    """Shown when the job's cluster has lost its lease; never stored, because only the agent writes the status."""
+
+
+TERMINAL = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
+ACTIVE = frozenset(
+    {JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING, JobPhase.COMPLETING, JobPhase.PREEMPTING}
+)
+"""Phases in which tasks of the job may exist on nodes."""
+
+
+class Trigger(StrEnum):
+    """What moves a job from one phase to the next."""
+
+    DISPATCHED = "dispatched"
+    PLACED = "placed"
+    STARTED = "started"
+    RESIZE = "resize"
+    RESIZED = "resized"
+    STOP = "stop"
+    """An end was ordered (cancel, time limit) or is near (all epochs done); tasks are leaving."""
+    PREEMPT = "preempt"
+    PREEMPTED = "preempted"
+    RETRY = "retry"
+    """The attempt ended badly and another one is allowed."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    HOLD = "hold"
+    RELEASE = "release"
+
+
+_P, _T = JobPhase, Trigger
+LIFECYCLE: dict[tuple[JobPhase, Trigger], JobPhase] = {
+    (_P.QUEUED, _T.DISPATCHED): _P.DISPATCHED,
+    (_P.QUEUED, _T.CANCELLED): _P.CANCELLED,
+    (_P.QUEUED, _T.FAILED): _P.FAILED,
+    (_P.QUEUED, _T.HOLD): _P.HELD,
+    (_P.HELD, _T.RELEASE): _P.QUEUED,
+    (_P.HELD, _T.CANCELLED): _P.CANCELLED,
+    (_P.DISPATCHED, _T.PLACED): _P.STARTING,
+    (_P.DISPATCHED, _T.CANCELLED): _P.CANCELLED,
+    (_P.DISPATCHED, _T.FAILED): _P.FAILED,
+    (_P.STARTING, _T.STARTED): _P.RUNNING,
+    (_P.STARTING, _T.STOP): _P.COMPLETING,
+    (_P.STARTING, _T.PREEMPT): _P.PREEMPTING,
+    (_P.STARTING, _T.RETRY): _P.DISPATCHED,
+    (_P.STARTING, _T.FAILED): _P.FAILED,
+    (_P.STARTING, _T.SUCCEEDED): _P.SUCCEEDED,
+    (_P.RUNNING, _T.RESIZE): _P.RESIZING,
+    (_P.RUNNING, _T.STOP): _P.COMPLETING,
+    (_P.RUNNING, _T.PREEMPT): _P.PREEMPTING,
+    (_P.RUNNING, _T.RETRY): _P.DISPATCHED,
+    (_P.RUNNING, _T.FAILED): _P.FAILED,
+    (_P.RUNNING, _T.SUCCEEDED): _P.SUCCEEDED,
+    (_P.RESIZING, _T.RESIZED): _P.RUNNING,
+    (_P.RESIZING, _T.STOP): _P.COMPLETING,
+    (_P.RESIZING, _T.PREEMPT): _P.PREEMPTING,
+    (_P.RESIZING, _T.RETRY): _P.DISPATCHED,
+    (_P.RESIZING, _T.FAILED): _P.FAILED,
+    (_P.RESIZING, _T.SUCCEEDED): _P.SUCCEEDED,
+    (_P.COMPLETING, _T.SUCCEEDED): _P.SUCCEEDED,
+    (_P.COMPLETING, _T.FAILED): _P.FAILED,
+    (_P.COMPLETING, _T.CANCELLED): _P.CANCELLED,
+    (_P.PREEMPTING, _T.PREEMPTED): _P.DISPATCHED,
+    (_P.PREEMPTING, _T.STOP): _P.COMPLETING,
+    (_P.PREEMPTING, _T.SUCCEEDED): _P.SUCCEEDED,
+    (_P.PREEMPTING, _T.FAILED): _P.FAILED,
+}
+"""What is not in the table cannot happen."""
+
+
+class IllegalTransition(AssertionError):
+    """A job was asked to do what its phase does not allow: a fault of ours."""
+
+
+def next_phase(job_id: JobId, phase: JobPhase, trigger: Trigger) -> JobPhase:
+    """The phase after `trigger`.
+
+    Raises:
+        IllegalTransition: the table has no such move; the message names what would have been allowed.
+    """
+    target = LIFECYCLE.get((phase, trigger))
+    if target is None:
+        allowed = ", ".join(t.name for (p, t) in LIFECYCLE if p is phase) or "nothing, it is over"
+        raise IllegalTransition(
+            f"job {job_id}: {trigger.name} cannot happen while {phase.value} (allowed: {allowed})"
+        )
+    return target
+
+
+class Reason(StrEnum):
+    """Why a job is where it is; stable names, part of the public interface."""
+
+    NONE = ""
+    HELD = "Held"
+    INVALID_SPEC = "InvalidSpec"
+    NO_MATCHING_CLUSTER = "NoMatchingCluster"
+    NO_MATCHING_ACCELERATOR = "NoMatchingAccelerator"
+    EXCEEDS_LARGEST_CLUSTER = "ExceedsLargestCluster"
+    CLUSTER_CORDONED = "ClusterCordoned"
+    CLUSTER_UNREACHABLE = "ClusterUnreachable"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    FRAGMENTED = "Fragmented"
+    WAITING_FOR_GANG = "WaitingForGang"
+    POLICY_DEFERRED = "PolicyDeferred"
+    GUARDRAIL_FALLBACK = "GuardrailFallback"
+    PENDING_EVALUATION = "PendingEvaluation"
+    # How an attempt or a job ended.
+    FINISHED = "Finished"
+    CANCELLED_BY_USER = "CancelledByUser"
+    USER_ERROR = "UserError"
+    START_FAILED = "StartFailed"
+    OUT_OF_MEMORY = "OutOfMemory"
+    TASK_KILLED = "TaskKilled"
+    NODE_LOST = "NodeLost"
+    LOST = "Lost"
+    """The tasks are gone and nobody saw how they ended."""
+    PREEMPTED = "Preempted"
+    TIME_LIMIT = "TimeLimit"
+    ATTEMPTS_EXHAUSTED = "AttemptsExhausted"
+    # Why a resize did not happen.
+    RESIZE_FAILED = "ResizeFailed"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job has come, as the job itself reports it."""
+
+    epochs: float = 0.0
+    steps: int = 0
+    samples_per_s: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
+    checkpoint_step: int = -1
+    """Step of the newest complete checkpoint; -1 before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """Where a job stands. Written by the controller until it is dispatched, then by the agent that holds the term."""
+
+    job_id: JobId
+    phase: JobPhase = JobPhase.QUEUED
+    reason: Reason = Reason.PENDING_EVALUATION
+    message: str = ""
+    cluster: ClusterName | None = None
+    attempt: int = 0
+    """How many times the job was started; the first start makes it 1."""
+    failures: int = 0
+    """Attempts that ended badly; a preemption is none."""
+    term: int = 0
+    seq: int = 0
+    """Grows by one with each transition of the job."""
+    placement: Placement = ()
+    progress: Progress = field(default_factory=Progress)
+    resizes: int = 0
+    dispatched_s: float | None = None
+    started_s: float | None = None
+    """Unix time of the first start of tasks."""
+    changed_s: float | None = None
+    """Unix time of the last change of the allocation."""
+    finished_s: float | None = None
+
+    @property
+    def allocation(self) -> Allocation:
+        """How many tasks of each role the job holds now."""
+        return allocation_of(self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step in a job's life, as `fedsched events` shows it."""
+
+    seq: int
+    time_s: float
+    actor: str
+    job_id: JobId
+    attempt: int
+    term: int
+    source: JobPhase | None
+    target: JobPhase
+    reason: Reason
+    message: str = ""
+    allocation: Allocation = field(default_factory=Allocation)
+    traceparent: str = ""

@@ -1,0 +1,1 @@
+"""Launches: starts, scales, stops and reports a cluster's tasks."""

@@ -1,0 +1,1 @@
+"""Combines the clusters' updates."""

@@ -1,0 +1,1 @@
+"""Answers: observation to decision."""

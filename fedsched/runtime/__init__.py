@@ -1,0 +1,1 @@
+"""Repeats: the loop, its ports, its journal, and the store's layout."""

@@ -1,0 +1,58 @@
+"""Domain dataclasses to JSON and back, validated on the way in."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsched.core.commands import Command
+from fedsched.core.events import Event
+
+T = TypeVar("T")
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def dumps(value: object) -> bytes:
+    """One line of JSON with sorted keys: the same value always gives the same bytes."""
+    plain = _adapter(type(value)).dump_python(value, mode="json")
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def loads(kind: type[T], data: bytes | str) -> T:
+    """Read a `kind` back.
+
+    Raises:
+        ValueError: the bytes are not a valid `kind`; unknown fields are ignored, so that an older reader copes.
+    """
+    try:
+        return _adapter(kind).validate_json(data)  # type: ignore[no-any-return]
+    except ValidationError as problem:
+        raise ValueError(f"not a {kind.__name__}: {problem}") from problem
+
+
+_TAGGED: dict[str, type] = {kind.__name__: kind for union in (Event, Command) for kind in union.__args__}
+
+
+def dump_tagged(value: Event | Command) -> dict[str, Any]:
+    """An event or command as a JSON object that names its type under `_`."""
+    return {"_": type(value).__name__, **_adapter(type(value)).dump_python(value, mode="json")}
+
+
+def load_tagged(plain: dict[str, Any]) -> Event | Command:
+    """Read back what `dump_tagged` wrote.
+
+    Raises:
+        ValueError: an unknown type or contents that do not fit it.
+    """
+    kind = _TAGGED.get(plain.get("_", ""))
+    if kind is None:
+        raise ValueError(f"unknown event or command {plain.get('_')!r}")
+    body = {key: value for key, value in plain.items() if key != "_"}
+    return loads(kind, json.dumps(body))  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Pretends: virtual edges around the same core and loop."""

@@ -42,9 +42,7 @@ class SlotConfig(Tree):
     @model_validator(mode="after")
     def _decision_fits(self) -> SlotConfig:
         if self.decision_s_max >= self.length_s:
-            raise ValueError(
-                f"decision_s_max is {self.decision_s_max}; it must be below length_s ({self.length_s})"
-            )
+            raise ValueError(f"decision_s_max is {self.decision_s_max}; it must be below length_s ({self.length_s})")
         return self
 
 
@@ -177,9 +175,7 @@ def load(kind: type[C], path: Path) -> C:
     except OSError as problem:
         raise InvalidConfiguration(f"cannot read {path}: {problem.strerror}", "check the path") from problem
     except yaml.YAMLError as problem:
-        raise InvalidConfiguration(
-            f"{path} is not YAML: {problem}", "check the indentation there"
-        ) from problem
+        raise InvalidConfiguration(f"{path} is not YAML: {problem}", "check the indentation there") from problem
     return parse(kind, plain if plain is not None else {}, str(path))
 
 

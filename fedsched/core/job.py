@@ -165,9 +165,7 @@ class JobPhase(StrEnum):
 
 
 TERMINAL = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
-ACTIVE = frozenset(
-    {JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING, JobPhase.COMPLETING, JobPhase.PREEMPTING}
-)
+ACTIVE = frozenset({JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING, JobPhase.COMPLETING, JobPhase.PREEMPTING})
 """Phases in which tasks of the job may exist on nodes."""
 
 
@@ -245,9 +243,7 @@ def next_phase(job_id: JobId, phase: JobPhase, trigger: Trigger) -> JobPhase:
     target = LIFECYCLE.get((phase, trigger))
     if target is None:
         allowed = ", ".join(t.name for (p, t) in LIFECYCLE if p is phase) or "nothing, it is over"
-        raise IllegalTransition(
-            f"job {job_id}: {trigger.name} cannot happen while {phase.value} (allowed: {allowed})"
-        )
+        raise IllegalTransition(f"job {job_id}: {trigger.name} cannot happen while {phase.value} (allowed: {allowed})")
     return target
 
 

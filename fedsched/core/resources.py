@@ -33,9 +33,7 @@ class Resources:
     def fits_in(self, room: Resources) -> bool:
         """Whether this amount is available in `room`, resource by resource."""
         return (
-            self.cpu_milli <= room.cpu_milli
-            and self.memory_mib <= room.memory_mib
-            and self.gpu_milli <= room.gpu_milli
+            self.cpu_milli <= room.cpu_milli and self.memory_mib <= room.memory_mib and self.gpu_milli <= room.gpu_milli
         )
 
     def is_negative(self) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,9 +13,13 @@ from fedsched.core.events import Event
 T = TypeVar("T")
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapters: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def dumps(value: object) -> bytes:
@@ -32,7 +35,7 @@ def loads(kind: type[T], data: bytes | str) -> T:
         ValueError: the bytes are not a valid `kind`; unknown fields are ignored, so that an older reader copes.
     """
     try:
-        return _adapter(kind).validate_json(data)  # type: ignore[no-any-return]
+        return cast(T, _adapter(kind).validate_json(data))
     except ValidationError as problem:
         raise ValueError(f"not a {kind.__name__}: {problem}") from problem
 
@@ -55,4 +58,4 @@ def load_tagged(plain: dict[str, Any]) -> Event | Command:
     if kind is None:
         raise ValueError(f"unknown event or command {plain.get('_')!r}")
     body = {key: value for key, value in plain.items() if key != "_"}
-    return loads(kind, json.dumps(body))  # type: ignore[return-value]
+    return cast(Event | Command, loads(kind, json.dumps(body)))

@@ -62,7 +62,10 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class AdoptJobs:
-    """Find what runs of these attempts: answer each with `JobAdopted` or, when nothing is left, `JobExited`."""
+    """Find what runs of these attempts: answer each with `JobAdopted` or, when nothing is left, `JobExited`.
+
+    Tasks of any other attempt are strays of an agent before this one and are ended.
+    """
 
     term: int
     seq: int

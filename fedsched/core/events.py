@@ -1,4 +1,7 @@
-"""All that can happen to a cluster's scheduler, in the past tense. Times are unix seconds live, virtual seconds simulated."""
+"""All that can happen to a cluster's scheduler, in the past tense.
+
+Times are unix seconds live, virtual seconds simulated.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,15 @@ from fedsched.core.job import JobSpec, JobStatus, Placement, Progress, Reason
 
 @dataclass(frozen=True, slots=True)
 class TermTaken:
-    """The agent holds the cluster's lease under a new fencing number; everything it does carries it."""
+    """The agent holds the cluster's lease under a new fencing number; everything it does carries it.
+
+    Always the first event. `jobs` are all that the store has assigned to the cluster: the scheduler takes them up where
+    the agent before left them.
+    """
 
     time_s: float
     term: int
+    jobs: tuple[tuple[JobSpec, JobStatus], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class LeaseRegained:
 
 @dataclass(frozen=True, slots=True)
 class JobAssigned:
-    """The controller gave this cluster a job, or the agent found it there when it started."""
+    """The controller gave this cluster a job."""
 
     time_s: float
     spec: JobSpec

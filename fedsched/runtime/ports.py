@@ -1,4 +1,4 @@
-"""What the loop needs from the world: one protocol per outside thing, each with a live and a memory or simulated side."""
+"""What the loop needs from the world: a protocol per outside thing, each with a live and a simulated side."""
 
 from __future__ import annotations
 

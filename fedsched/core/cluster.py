@@ -56,3 +56,14 @@ class Assignment:
     job_id: JobId
     cancel: bool = False
     """The user asked for the job's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRecord:
+    """What a controller says of itself under its lease."""
+
+    controller_id: str
+    address: str
+    """host:port of its gRPC server."""
+    version: str
+    started_s: float

@@ -115,6 +115,8 @@ class JobSpec:
     """Accelerator types that will do, best first; empty means any node."""
     clusters: tuple[ClusterName, ...] = ()
     """Clusters that will do, best first; empty means any cluster."""
+    clusters_ranked: bool = True
+    """Whether the order of `clusters` counts; else they are equally good."""
     max_attempts: int = 3
     max_runtime_s: float | None = None
     checkpoint_every_s: float = 10.0

@@ -9,6 +9,8 @@ JOBS = f"{ROOT}jobs/"
 POLICIES = f"{ROOT}policies/"
 ROUNDS = f"{ROOT}rounds/"
 CONTROLLERS = f"{ROOT}controllers/"
+TERMS = f"{ROOT}terms/"
+IDEMPOTENCY = f"{ROOT}idempotency/"
 JOB_COUNTER = f"{ROOT}counters/job"
 
 
@@ -19,7 +21,7 @@ def cluster(name: ClusterName) -> str:
 
 def term(name: ClusterName) -> str:
     """The cluster's fencing number as decimal text; only ever grows."""
-    return f"{ROOT}terms/{name}"
+    return f"{TERMS}{name}"
 
 
 def job(job_id: JobId) -> str:
@@ -54,7 +56,12 @@ def assignment(name: ClusterName, job_id: JobId) -> str:
 
 def idempotency(key: str) -> str:
     """Job id that a submission with this idempotency key created."""
-    return f"{ROOT}idempotency/{key}"
+    return f"{IDEMPOTENCY}{key}"
+
+
+def controller(controller_id: str) -> str:
+    """`ControllerRecord`, under the controller's lease: where agents attach."""
+    return f"{CONTROLLERS}{controller_id}"
 
 
 def leader(role: str) -> str:

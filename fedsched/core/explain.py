@@ -1,0 +1,153 @@
+"""Answers why a job is where it is: one dominant reason, numbers, who is ahead, and one next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedsched.core.ids import ClusterName
+from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason
+from fedsched.core.resources import Resources, total
+from fedsched.core.routing import ClusterState, Routing, route
+from fedsched.core.views import Explanation, Job, JobAhead
+
+AHEAD_MAX = 10
+"""How many of the jobs ahead are listed."""
+
+_WAITING = (JobPhase.QUEUED, JobPhase.DISPATCHED)
+
+_NEXT_STEPS = {
+    Reason.NO_MATCHING_CLUSTER: "correct placement in the job file, or start an agent for that cluster",
+    Reason.NO_MATCHING_ACCELERATOR: "ask for an accelerator that `fedsched info -o json` lists",
+    Reason.EXCEEDS_LARGEST_CLUSTER: "lower the minimum of elastic.workers or the resources of one worker, and submit again",
+    Reason.CLUSTER_CORDONED: "wait until the cluster's platform team opens its nodes again",
+    Reason.CLUSTER_UNREACHABLE: "start the cluster's agent again; it adopts what still runs there",
+    Reason.WAITING_FOR_CAPACITY: "wait, or cancel a job that runs on the cluster",
+    Reason.FRAGMENTED: "wait, or submit again with smaller resources per worker so that they fit on single nodes",
+    Reason.WAITING_FOR_GANG: "wait, or submit again with a smaller minimum of elastic.workers",
+    Reason.POLICY_DEFERRED: "wait for the next slots; the policy gave this one to other jobs",
+    Reason.GUARDRAIL_FALLBACK: "nothing: the heuristic decides until the learned policy answers well again",
+    Reason.PENDING_EVALUATION: "wait for the cluster's next slot",
+    Reason.USER_ERROR: "read `fedsched logs {id}`, correct the script and submit again",
+    Reason.OUT_OF_MEMORY: "raise resources.memory and submit again",
+    Reason.START_FAILED: "read `fedsched logs {id}`; check the command and its working directory",
+    Reason.ATTEMPTS_EXHAUSTED: "read `fedsched logs {id}`; raise limits.maxAttempts if the cause has passed",
+    Reason.TIME_LIMIT: "raise limits.maxRuntime and submit again",
+    Reason.TASK_KILLED: "read `fedsched logs {id}` and submit again",
+    Reason.NODE_LOST: "submit again",
+    Reason.LOST: "submit again; the cluster's agent log tells when the tasks vanished",
+}
+
+
+def states(records: Iterable[ClusterState], jobs: Iterable[Job]) -> list[ClusterState]:
+    """The clusters with what the jobs that wait there have been promised, sorted by name."""
+    promised: dict[ClusterName, list[Resources]] = {}
+    for job in jobs:
+        status = job.status
+        if status.phase is JobPhase.DISPATCHED and status.cluster is not None and not status.placement:
+            promised.setdefault(status.cluster, []).append(job.spec.demand_of(job.spec.minimum))
+    return [
+        ClusterState(
+            state.name,
+            state.record,
+            state.reachable,
+            total(promised.get(state.name, [])),
+            len(promised.get(state.name, [])),
+        )
+        for state in sorted(records, key=lambda state: state.name)
+    ]
+
+
+def explain(job: Job, jobs: Sequence[Job], clusters: Iterable[ClusterState]) -> Explanation:
+    """Explain `job`.
+
+    Args:
+        jobs: all live jobs.
+        clusters: all known clusters, as `states` gives them.
+    """
+    known = list(clusters)
+    routing = route(job.spec, known)
+    reason, message = _dominant(job.status, routing, known)
+    waiting = job.status.phase in _WAITING
+    ahead = _ahead(job, jobs) if waiting else []
+    return Explanation(
+        job=job,
+        reason=reason,
+        message=message,
+        evidence=tuple(_evidence(job, known)),
+        ahead=tuple(ahead[:AHEAD_MAX]),
+        ahead_count=len(ahead),
+        routing=routing,
+        next_step=_next_step(job, reason),
+        trace_id=trace_id(job.spec.traceparent),
+    )
+
+
+def trace_id(traceparent: str) -> str:
+    """The trace id in a W3C traceparent; empty if there is none."""
+    parts = traceparent.split("-")
+    return parts[1] if len(parts) == 4 else ""
+
+
+def _dominant(status: JobStatus, routing: Routing, clusters: list[ClusterState]) -> tuple[Reason, str]:
+    if status.phase in TERMINAL or status.phase is JobPhase.HELD:
+        return status.reason, status.message
+    if status.phase is JobPhase.QUEUED:
+        if routing.choice is None:
+            return routing.reason, routing.message
+        return Reason.PENDING_EVALUATION, f"goes to {routing.choice} as soon as a controller leads"
+    gone = next((state for state in clusters if state.name == status.cluster and not state.reachable), None)
+    if status.phase is JobPhase.UNREACHABLE or gone is not None:
+        return Reason.CLUSTER_UNREACHABLE, f"the agent of {status.cluster} is not connected; what runs there goes on"
+    return status.reason, status.message
+
+
+def _ahead(job: Job, jobs: Sequence[Job]) -> list[JobAhead]:
+    """Jobs that wait in the same place and came earlier, in order of arrival."""
+    place = job.status.cluster
+    earlier = [
+        other
+        for other in jobs
+        if other.status.phase in _WAITING and other.status.cluster == place and arrival(other.spec) < arrival(job.spec)
+    ]
+    return [
+        JobAhead(other.spec.job_id, other.spec.name, other.spec.user, other.status.phase, other.spec.minimum)
+        for other in sorted(earlier, key=lambda other: arrival(other.spec))
+    ]
+
+
+def arrival(spec: JobSpec) -> tuple[float, int, str]:
+    """Sorts jobs by submission; ids that are numbers break ties as numbers."""
+    return (spec.submitted_s, int(spec.job_id) if spec.job_id.isdecimal() else 0, spec.job_id)
+
+
+def _evidence(job: Job, clusters: list[ClusterState]) -> list[str]:
+    spec, status = job.spec, job.status
+    lines = [
+        f"minimum {spec.minimum} needs {spec.demand_of(spec.minimum)}; maximum {spec.maximum}",
+    ]
+    state = next((state for state in clusters if state.name == status.cluster), None)
+    if status.phase in TERMINAL:
+        lines.append(f"{status.attempt} attempts, {status.failures} of them failed, {status.resizes} resizes")
+        return lines
+    if state is not None and state.record is not None:
+        record = state.record
+        age = "" if state.reachable else " when last seen"
+        lines.append(f"{state.name}: {record.usage} of {record.capacity} used{age}")
+        lines.append(
+            f"{state.name}: {record.running} running, {record.queued} queued, "
+            f"policy {record.policy} v{record.policy_version}, slot {record.slot}{age}"
+        )
+    if status.placement:
+        lines.append(f"holds {status.allocation} now, after {status.resizes} resizes, attempt {status.attempt}")
+    return lines
+
+
+def _next_step(job: Job, reason: Reason) -> str:
+    status = job.status
+    if status.phase in (JobPhase.SUCCEEDED, JobPhase.CANCELLED):
+        return "nothing: the job is over"
+    if reason in _NEXT_STEPS:
+        return _NEXT_STEPS[reason].format(id=job.spec.job_id)
+    if status.phase is JobPhase.FAILED:
+        return f"read `fedsched logs {job.spec.job_id}` and submit again"
+    return f"nothing: it goes on; follow it with `fedsched logs {job.spec.job_id} -f`"

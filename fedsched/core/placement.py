@@ -1,7 +1,7 @@
 """Finds nodes for tasks: tentatively while a policy spends its budget, finally for what it decided.
 
-The live default keeps running tasks where they are and spreads new ones over the least loaded nodes (DL2's rule, section 3
-of its reference code, by dominant share instead of a sum of unlike units).
+The live default keeps running tasks where they are and spreads new ones over the least loaded nodes (the rule of DL2's
+reference code, by dominant share instead of a sum of unlike units).
 """
 
 from __future__ import annotations
@@ -127,6 +127,18 @@ class TentativePlacement:
                 result = result + self._rooms.free[name]
         return result
 
+    def would_fit(self, job_id: JobId) -> bool:
+        """Whether the job's minimum could still be granted; grants nothing."""
+        grant = self._grants[job_id]
+        view = grant.view
+        if view.pinned or grant.granted:
+            return False
+        fits = self._place(grant, [Role.WORKER] * view.minimum.workers + [Role.PS] * view.minimum.ps)
+        if fits:
+            for entry in list(grant.granted):
+                self._undo(grant, entry, entry in view.placement)
+        return fits
+
     def _reserve(self, grant: _Grant) -> None:
         for entry in grant.view.placement:
             if entry.node in self._rooms.soft:
@@ -202,7 +214,7 @@ def _unused_name(grant: _Grant, role: Role) -> TaskName:
 
 def place(
     observation: Observation, allocations: Iterable[tuple[JobId, Allocation]], keep_running: bool
-) -> dict[JobId, Placement]:
+) -> TentativePlacement:
     """Places for decided allocations: running tasks stay first, then minima, then the rest, each job in turn.
 
     The world may have changed since the policy decided, and staying put may leave other holes than the policy's own
@@ -212,14 +224,13 @@ def place(
     wanted = dict(allocations)
     order = [view for view in observation.jobs if view.job_id in wanted and not view.pinned]
     for view in order:
-        stay = _at_most(allocation_of(view.placement), wanted[view.job_id])
-        _raise_to(budget, view, stay)
+        _raise_to(budget, view, _at_most(allocation_of(view.placement), wanted[view.job_id]))
     for view in order:
         _raise_to(budget, view, _at_most(view.minimum, wanted[view.job_id]))
     growing = order
     while growing:
         growing = [view for view in growing if _grow_by_one(budget, view, wanted[view.job_id])]
-    return {view.job_id: budget.placement(view.job_id) for view in observation.jobs}
+    return budget
 
 
 def _at_most(one: Allocation, other: Allocation) -> Allocation:

@@ -1,0 +1,73 @@
+"""Turns a cluster's state into what a policy sees, and a decision into reasons that users read."""
+
+from __future__ import annotations
+
+from fedsched.core.decision import Decision, JobView, Observation
+from fedsched.core.job import JobPhase, Reason
+from fedsched.core.placement import TentativePlacement
+from fedsched.core.state import ClusterState, LiveJob
+
+VISIBLE = frozenset({JobPhase.DISPATCHED, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING})
+"""Phases of jobs that a policy decides about; the others are leaving."""
+
+
+def observe(state: ClusterState) -> Observation:
+    """The cluster as the policy sees it now."""
+    return Observation(
+        slot=state.slot,
+        slot_length_s=state.config.slot_length_s,
+        nodes=tuple(state.nodes[name] for name in sorted(state.nodes)),
+        jobs=tuple(_view(state, job) for job in state.ordered() if job.status.phase in VISIBLE),
+    )
+
+
+def _view(state: ClusterState, job: LiveJob) -> JobView:
+    spec, status = job.spec, job.status
+    return JobView(
+        job_id=spec.job_id,
+        job_type=spec.job_type,
+        workers=spec.workers,
+        ps=spec.ps,
+        worker_demand=spec.worker_demand,
+        ps_demand=spec.ps_demand,
+        epochs=spec.epochs,
+        progress_epochs=status.progress.epochs,
+        arrived_s=spec.submitted_s,
+        waited_slots=state.slot - job.arrived_slot,
+        priority=spec.priority,
+        placement=job.settled,
+        pinned=_is_pinned(state, job),
+        accelerators=spec.accelerators,
+        attained_s=job.attained_s,
+        speeds=tuple(job.speeds.values()),
+    )
+
+
+def _is_pinned(state: ClusterState, job: LiveJob) -> bool:
+    if job.in_flight is not None or job.adopting:
+        return True
+    changed_s = job.status.changed_s
+    return (
+        job.status.phase is JobPhase.RUNNING
+        and changed_s is not None
+        and state.slot_started_s < changed_s + job.spec.resize_cooldown_s
+    )
+
+
+def waiting_reason(job: LiveJob, view: JobView, budget: TentativePlacement, decision: Decision) -> tuple[Reason, str]:
+    """Why a job that waits got nothing, or not yet, from this decision."""
+    minimum = job.spec.demand_of(job.spec.minimum)
+    if job.target:
+        nodes = ", ".join(sorted({entry.node for entry in job.target}))
+        return Reason.WAITING_FOR_CAPACITY, f"planned on {nodes}; tasks there are still leaving"
+    free = budget.free()
+    if not minimum.fits_in(free):
+        return Reason.WAITING_FOR_CAPACITY, f"needs {minimum} for {job.spec.minimum}; free: {free}"
+    if not budget.would_fit(view.job_id):
+        return (
+            Reason.FRAGMENTED,
+            f"needs {minimum} for {job.spec.minimum}; {free} is free but no node has enough for a task",
+        )
+    if decision.fallback:
+        return Reason.GUARDRAIL_FALLBACK, f"{decision.policy} decided because {decision.fallback}, and chose other jobs"
+    return Reason.POLICY_DEFERRED, f"{decision.policy} v{decision.version} chose other jobs in slot {decision.slot}"

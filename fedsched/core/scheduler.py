@@ -1,0 +1,500 @@
+"""Decides for one cluster which tasks every job holds: events in, commands out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, assert_never
+
+from fedsched.core import invariants
+from fedsched.core.cluster import Node
+from fedsched.core.commands import AdoptJobs, AskPolicy, Command, RewardSlot, SaveJob, ScaleJob, StartJob, StopJob
+from fedsched.core.decision import Decision, SpeedSample
+from fedsched.core.events import (
+    CancelRequested,
+    Event,
+    JobAdopted,
+    JobAssigned,
+    JobExited,
+    JobScaled,
+    JobStarted,
+    LeaseLost,
+    LeaseRegained,
+    NodeChanged,
+    NodeLost,
+    PolicyDecided,
+    ProgressReported,
+    ScaleFailed,
+    SlotStarted,
+    TermTaken,
+)
+from fedsched.core.ids import JobId, NodeName
+from fedsched.core.job import (
+    ACTIVE,
+    TERMINAL,
+    IllegalTransition,
+    JobPhase,
+    JobSpec,
+    JobStatus,
+    Placement,
+    Reason,
+    TaskPlacement,
+    Transition,
+    Trigger,
+    allocation_of,
+    next_phase,
+)
+from fedsched.core.observing import observe, waiting_reason
+from fedsched.core.placement import place
+from fedsched.core.resources import Resources
+from fedsched.core.state import ClusterState, LiveJob, SchedulerConfig
+
+BLAMELESS = frozenset({Reason.NODE_LOST, Reason.LOST})
+"""Bad ends of an attempt that are not counted against the job."""
+LIKELY_TO_REPEAT = frozenset({Reason.USER_ERROR, Reason.START_FAILED})
+"""Bad ends that another attempt would only repeat, when this one got nowhere."""
+
+
+class Scheduler:
+    """The core of a cluster's agent and of a simulated cluster.
+
+    Args:
+        config: how it behaves.
+        nodes: the cluster's nodes at the start.
+        check: look at all invariants after every event (tests, `--check`).
+    """
+
+    def __init__(self, config: SchedulerConfig, nodes: tuple[Node, ...], *, check: bool = False) -> None:
+        self.state = ClusterState(config, {node.name: node for node in nodes})
+        self._check = check
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take one event in; return what is to be done because of it, in order.
+
+        Raises:
+            IllegalTransition, BrokenInvariant: a fault of ours; the process must stop.
+        """
+        if self.state.term == 0 and not isinstance(event, TermTaken | NodeChanged | NodeLost):
+            return []
+        commands = self._dispatch(event)
+        if self._check:
+            invariants.check(self.state)
+        return commands
+
+    def _dispatch(self, event: Event) -> list[Command]:
+        match event:
+            case TermTaken():
+                return self._take_up(event)
+            case LeaseLost():
+                self.state.leased = False
+                return []
+            case LeaseRegained(time_s):
+                self.state.leased = True
+                return self._advance(time_s)
+            case JobAssigned(_, spec, status):
+                self._admit(spec, status)
+                return []
+            case CancelRequested(time_s, job_id):
+                return self._cancel(time_s, job_id)
+            case SlotStarted(time_s, slot):
+                return self._start_slot(time_s, slot)
+            case PolicyDecided(time_s, decision):
+                return self._carry_out(time_s, decision)
+            case NodeChanged(time_s, node):
+                self.state.nodes[node.name] = node
+                return [*self._shrink_to_capacity(time_s, node.name), *self._advance(time_s)]
+            case NodeLost(time_s, name):
+                return self._lose_node(time_s, name)
+            case JobStarted() | JobScaled() | ScaleFailed() | ProgressReported() | JobExited() | JobAdopted():
+                job = self.state.jobs.get(event.job_id)
+                if job is None or job.status.attempt != event.attempt or job.status.phase not in ACTIVE:
+                    return []  # news of an attempt that is over
+                return self._hear_from(job, event)
+            case _:
+                assert_never(event)
+
+    def _hear_from(
+        self, job: LiveJob, event: JobStarted | JobScaled | ScaleFailed | ProgressReported | JobExited | JobAdopted
+    ) -> list[Command]:
+        match event:
+            case ProgressReported():
+                job.status = replace(job.status, progress=event.progress)
+                return []
+            case JobStarted(time_s):
+                if job.status.phase is not JobPhase.STARTING:
+                    return []
+                job.in_flight = None
+                return [self._move(time_s, job, Trigger.STARTED, changed_s=time_s), *self._advance(time_s)]
+            case JobScaled(time_s):
+                return self._finish_resize(time_s, job, event.placement, Reason.NONE, f"paused {event.pause_s:.3f} s")
+            case ScaleFailed(time_s):
+                return self._finish_resize(time_s, job, event.placement, Reason.RESIZE_FAILED, event.message)
+            case JobExited():
+                return self._end_attempt(job, event)
+            case JobAdopted():
+                return self._adopt(job, event)
+            case _:
+                assert_never(event)
+
+    # --- arrivals and departures
+
+    def _take_up(self, event: TermTaken) -> list[Command]:
+        self.state.term = event.term
+        self.state.seq = 0
+        self.state.leased = True
+        for spec, status in event.jobs:
+            self._admit(spec, status)
+        active = [job for job in self.state.ordered() if job.status.phase in ACTIVE]
+        for job in active:
+            job.adopting = True
+            if job.status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
+                job.in_flight = ()
+                ends_failed = job.status.reason is Reason.TIME_LIMIT
+                job.stopping_for = JobPhase.FAILED if ends_failed else JobPhase.CANCELLED
+        return [AdoptJobs(event.term, self._next_seq(), tuple((job.spec, job.status.attempt) for job in active))]
+
+    def _admit(self, spec: JobSpec, status: JobStatus) -> None:
+        if spec.job_id in self.state.jobs or status.phase in TERMINAL:
+            return
+        self.state.jobs[spec.job_id] = LiveJob(
+            spec,
+            status,
+            arrived_slot=max(0, self.state.slot),
+            target=status.placement,
+            slot_epochs=status.progress.epochs,
+        )
+
+    def _cancel(self, time_s: float, job_id: JobId) -> list[Command]:
+        job = self.state.jobs.get(job_id)
+        if job is None or job.cancelled:
+            return []
+        job.cancelled = True
+        if job.status.phase is JobPhase.DISPATCHED:
+            return [self._move(time_s, job, Trigger.CANCELLED, Reason.CANCELLED_BY_USER, finished_s=time_s)]
+        if job.status.phase is JobPhase.COMPLETING:
+            return []
+        return self._stop(time_s, job, JobPhase.CANCELLED, Reason.CANCELLED_BY_USER)
+
+    def _stop(self, time_s: float, job: LiveJob, outcome: JobPhase, reason: Reason, message: str = "") -> list[Command]:
+        """Order the job's end; it leads to `outcome` once no task is left."""
+        job.stopping_for, job.in_flight, job.target = outcome, (), ()
+        return [
+            self._move(time_s, job, Trigger.STOP, reason, message),
+            self._stop_command(job, reason, checkpoint=outcome is not JobPhase.CANCELLED),
+        ]
+
+    def _preempt(self, time_s: float, job: LiveJob, reason: Reason, message: str) -> list[Command]:
+        job.in_flight, job.target = (), ()
+        return [
+            self._move(time_s, job, Trigger.PREEMPT, reason, message),
+            self._stop_command(job, reason, checkpoint=reason is Reason.PREEMPTED),
+        ]
+
+    def _stop_command(self, job: LiveJob, reason: Reason, *, checkpoint: bool) -> StopJob:
+        return StopJob(
+            self.state.term,
+            self._next_seq(),
+            job.spec.job_id,
+            job.status.attempt,
+            reason,
+            checkpoint,
+            job.spec.grace_s,
+        )
+
+    def _adopt(self, job: LiveJob, event: JobAdopted) -> list[Command]:
+        if not job.adopting:
+            return []
+        job.adopting = False
+        if job.status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
+            job.status = replace(job.status, placement=event.placement)
+            wants_checkpoint = job.status.phase is JobPhase.PREEMPTING or job.stopping_for is JobPhase.FAILED
+            return [self._stop_command(job, job.status.reason, checkpoint=wants_checkpoint)]
+        job.target = event.placement
+        if job.status.phase is JobPhase.RUNNING:
+            job.status = replace(job.status, placement=event.placement, term=self.state.term)
+            return [SaveJob(job.status, None)]
+        trigger = Trigger.STARTED if job.status.phase is JobPhase.STARTING else Trigger.RESIZED
+        return [
+            self._move(event.time_s, job, trigger, message="adopted by a restarted agent", placement=event.placement)
+        ]
+
+    def _end_attempt(self, job: LiveJob, event: JobExited) -> list[Command]:
+        if event.progress is not None:
+            job.status = replace(job.status, progress=event.progress)
+        phase = job.status.phase
+        job.adopting, job.in_flight, job.target, job.slot_allocation = False, None, (), None
+        if event.reason is Reason.FINISHED:
+            command = self._finish(event, job, Trigger.SUCCEEDED, Reason.FINISHED, event.message)
+        elif phase is JobPhase.COMPLETING:
+            trigger = Trigger.FAILED if job.stopping_for is JobPhase.FAILED else Trigger.CANCELLED
+            command = self._finish(event, job, trigger, job.status.reason, job.status.message)
+        elif phase is JobPhase.PREEMPTING:
+            reason, message = job.status.reason, job.status.message
+            command = self._move(event.time_s, job, Trigger.PREEMPTED, reason, message, placement=())
+        else:
+            command = self._fail_attempt(job, event)
+        return [command, *self._advance(event.time_s)]
+
+    def _fail_attempt(self, job: LiveJob, event: JobExited) -> SaveJob:
+        gained = job.status.progress.epochs > job.attempt_epochs
+        failures = job.status.failures + (event.reason not in BLAMELESS)
+        job.status = replace(job.status, failures=failures)
+        if event.reason in LIKELY_TO_REPEAT and not gained:
+            return self._finish(event, job, Trigger.FAILED, event.reason, event.message)
+        if failures >= job.spec.max_attempts:
+            message = f"{failures} attempts failed, as many as allowed; the last: {event.reason.value}: {event.message}"
+            return self._finish(event, job, Trigger.FAILED, Reason.ATTEMPTS_EXHAUSTED, message)
+        return self._move(event.time_s, job, Trigger.RETRY, event.reason, event.message, placement=())
+
+    def _finish(self, event: JobExited, job: LiveJob, trigger: Trigger, reason: Reason, message: str) -> SaveJob:
+        done = max(0.0, job.status.progress.epochs - job.slot_epochs)
+        self.state.ended.append((job.spec.job_id, done / job.spec.epochs))
+        return self._move(event.time_s, job, trigger, reason, message, placement=(), finished_s=event.time_s)
+
+    # --- slots
+
+    def _start_slot(self, time_s: float, slot: int) -> list[Command]:
+        commands: list[Command] = []
+        if self.state.slot >= 0:
+            commands.append(self._measure(time_s))
+        self.state.slot, self.state.slot_started_s = slot, time_s
+        for job in self.state.ordered():
+            commands += self._enforce_time_limit(time_s, job)
+            settled = job.status.phase is JobPhase.RUNNING and job.in_flight is None and not job.adopting
+            job.slot_epochs = job.status.progress.epochs
+            job.slot_allocation = job.status.allocation if settled else None
+        observation = observe(self.state)
+        if observation.jobs and self.state.leased:
+            self.state.asked_slot = slot
+            commands.append(AskPolicy(observation, self.state.config.keep_running))
+        return commands
+
+    def _measure(self, time_s: float) -> RewardSlot:
+        """Close the slot: what each job did in it, and how fast it was with what it held."""
+        elapsed_s = time_s - self.state.slot_started_s
+        progress = list(self.state.ended)
+        self.state.ended.clear()
+        for job in self.state.ordered():
+            done = job.status.progress.epochs - job.slot_epochs
+            job.attained_s += elapsed_s * len(job.status.placement)
+            if done <= 0 or elapsed_s <= 0:
+                continue
+            progress.append((job.spec.job_id, done / job.spec.epochs))
+            if job.slot_allocation:
+                size = job.slot_allocation
+                job.speeds.pop(size, None)
+                job.speeds[size] = SpeedSample(size.workers, size.ps, done / elapsed_s)
+        return RewardSlot(self.state.slot, tuple(sorted(progress)))
+
+    def _enforce_time_limit(self, time_s: float, job: LiveJob) -> list[Command]:
+        limit_s, started_s = job.spec.max_runtime_s, job.status.started_s
+        running = job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING)
+        if limit_s is None or started_s is None or not running or time_s - started_s <= limit_s:
+            return self._save_progress(job)
+        message = f"ran for {time_s - started_s:.0f} s; its limit is {limit_s:.0f} s"
+        return self._stop(time_s, job, JobPhase.FAILED, Reason.TIME_LIMIT, message)
+
+    def _save_progress(self, job: LiveJob) -> list[Command]:
+        return [SaveJob(job.status, None)] if job.status.progress.epochs != job.slot_epochs else []
+
+    def _carry_out(self, time_s: float, decision: Decision) -> list[Command]:
+        if decision.slot != self.state.asked_slot:
+            return []  # the answer to an older question
+        self.state.asked_slot = None
+        observation = observe(self.state)
+        budget = place(observation, decision.allocations, self.state.config.keep_running)
+        for view in observation.jobs:
+            self.state.jobs[view.job_id].target = budget.placement(view.job_id)
+        commands = self._advance(time_s)
+        for view in observation.jobs:
+            job = self.state.jobs[view.job_id]
+            if job.status.phase is JobPhase.DISPATCHED:
+                commands += self._explain(job, *waiting_reason(job, view, budget, decision))
+        return commands
+
+    def _explain(self, job: LiveJob, reason: Reason, message: str) -> list[Command]:
+        """Note why the job waits; only a new reason is worth a write."""
+        changed = job.status.reason is not reason
+        job.status = replace(job.status, reason=reason, message=message)
+        return [SaveJob(job.status, None)] if changed else []
+
+    # --- carrying targets out
+
+    def _advance(self, time_s: float) -> list[Command]:
+        """Order what the targets want and real capacity allows now; what does not fit waits for tasks to leave."""
+        if not self.state.leased:
+            return []
+        commands: list[Command] = []
+        free = {name: node.capacity - self.state.held_on(name) for name, node in self.state.nodes.items()}
+        for job in self.state.ordered():
+            if job.in_flight is not None or job.adopting or job.target == job.status.placement:
+                continue
+            if job.status.phase is JobPhase.DISPATCHED and self._take(free, job, job.target):
+                commands += self._start(time_s, job)
+            elif job.status.phase is JobPhase.RUNNING:
+                commands += self._resize(time_s, job, free)
+        return commands
+
+    def _start(self, time_s: float, job: LiveJob) -> list[Command]:
+        job.in_flight = job.target
+        job.attempt_epochs = job.status.progress.epochs
+        first = job.status.started_s if job.status.started_s is not None else time_s
+        save = self._move(
+            time_s,
+            job,
+            Trigger.PLACED,
+            attempt=job.status.attempt + 1,
+            placement=job.target,
+            started_s=first,
+        )
+        return [save, StartJob(self.state.term, self._next_seq(), job.spec, job.status.attempt, job.target)]
+
+    def _resize(self, time_s: float, job: LiveJob, free: dict[NodeName, Resources]) -> list[Command]:
+        if not job.target:
+            return self._preempt(time_s, job, Reason.PREEMPTED, "the policy gave its place to other jobs")
+        stay = tuple(entry for entry in job.status.placement if entry in job.target)
+        added = tuple(entry for entry in job.target if entry not in stay)
+        if self._take(free, job, added):
+            return self._scale(time_s, job, job.target)
+        if stay != job.status.placement and self._is_enough(job, stay):
+            # Leave first, so that two jobs which wait for each other's places both get them.
+            return self._scale(time_s, job, stay)
+        return []
+
+    def _scale(self, time_s: float, job: LiveJob, placement: Placement, reason: Reason = Reason.NONE) -> list[Command]:
+        job.in_flight = placement
+        job.slot_allocation = None
+        message = f"{job.status.allocation} -> {allocation_of(placement)}"
+        save = self._move(time_s, job, Trigger.RESIZE, reason, message)
+        order = ScaleJob(self.state.term, self._next_seq(), job.spec.job_id, job.status.attempt, placement)
+        return [save, order]
+
+    def _take(self, free: dict[NodeName, Resources], job: LiveJob, added: Placement) -> bool:
+        """Take room for new tasks; all or nothing."""
+        after = dict(free)
+        for entry in added:
+            node = self.state.nodes.get(entry.node)
+            demand = job.spec.demand(entry.role)
+            if node is None or not node.schedulable or not demand.fits_in(after[entry.node]):
+                return False
+            after[entry.node] = after[entry.node] - demand
+        free.update(after)
+        return True
+
+    def _finish_resize(
+        self, time_s: float, job: LiveJob, placement: Placement, reason: Reason, message: str
+    ) -> list[Command]:
+        if job.status.phase is not JobPhase.RESIZING:
+            return []  # an end was ordered meanwhile; the tasks are counted when they are gone
+        grew = placement != job.status.placement
+        save = self._move(
+            time_s,
+            job,
+            Trigger.RESIZED,
+            reason,
+            message,
+            placement=placement,
+            resizes=job.status.resizes + grew,
+            changed_s=time_s,
+        )
+        job.in_flight = None
+        if reason is Reason.RESIZE_FAILED:
+            job.target = placement  # try again only when a later slot decides so
+        return [save, *self._advance(time_s)]
+
+    # --- nodes
+
+    def _lose_node(self, time_s: float, name: NodeName) -> list[Command]:
+        self.state.nodes.pop(name, None)
+        commands: list[Command] = []
+        for job in self.state.ordered():
+            if any(entry.node == name for entry in job.held) and job.status.phase is not JobPhase.COMPLETING:
+                if job.status.phase is not JobPhase.PREEMPTING:
+                    commands += self._preempt(time_s, job, Reason.NODE_LOST, f"node {name} is gone")
+            elif any(entry.node == name for entry in job.target):
+                job.target = job.settled  # the next slot finds another place
+        return [*commands, *self._advance(time_s)]
+
+    def _shrink_to_capacity(self, time_s: float, name: NodeName) -> list[Command]:
+        """Promised capacity must not outlive real capacity, not even until the next slot: newest jobs give way."""
+        commands: list[Command] = []
+        for job in reversed(self.state.ordered()):
+            if self.state.settled_on(name).fits_in(self.state.nodes[name].capacity):
+                break
+            if job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING):
+                commands += self._vacate(time_s, job, name)
+        return commands
+
+    def _vacate(self, time_s: float, job: LiveJob, name: NodeName) -> list[Command]:
+        """Take as many of the job's tasks off the node as it takes; all of the job where its minimum would be hurt."""
+        keep = job.settled
+        excess = self.state.settled_on(name) - self.state.nodes[name].capacity
+        for entry in reversed([entry for entry in job.settled if entry.node == name]):
+            if excess.fits_in(Resources()):
+                break
+            keep = _without(keep, entry)
+            excess = excess - job.spec.demand(entry.role)
+        if keep == job.settled:
+            return []
+        if job.status.phase is JobPhase.RUNNING and not job.adopting and self._is_enough(job, keep):
+            job.target = keep
+            return self._scale(time_s, job, keep, Reason.NODE_LOST)
+        return self._preempt(time_s, job, Reason.NODE_LOST, f"node {name} offers less than it did")
+
+    def _is_enough(self, job: LiveJob, placement: Placement) -> bool:
+        size = allocation_of(placement)
+        return size.workers >= job.spec.minimum.workers and size.ps >= job.spec.minimum.ps
+
+    # --- bookkeeping
+
+    def _move(
+        self,
+        time_s: float,
+        job: LiveJob,
+        trigger: Trigger,
+        reason: Reason = Reason.NONE,
+        message: str = "",
+        **changes: Any,
+    ) -> SaveJob:
+        """Take the job to its next phase; the transition is persisted together with the status."""
+        before = job.status
+        try:
+            phase = next_phase(before.job_id, before.phase, trigger)
+        except IllegalTransition as problem:
+            story = "\n".join(f"  {line}" for line in job.story)
+            raise IllegalTransition(f"{problem}\n{story}") from problem
+        job.status = replace(
+            before,
+            phase=phase,
+            reason=reason,
+            message=message,
+            cluster=self.state.config.cluster,
+            term=self.state.term,
+            seq=before.seq + 1,
+            **changes,
+        )
+        job.story.append(f"{time_s:.3f} slot {self.state.slot}: {trigger.value} -> {phase.value} {message}")
+        if phase in TERMINAL:
+            del self.state.jobs[before.job_id]
+        transition = Transition(
+            seq=job.status.seq,
+            time_s=time_s,
+            actor=f"agent/{self.state.config.cluster}",
+            job_id=before.job_id,
+            attempt=job.status.attempt,
+            term=self.state.term,
+            source=before.phase,
+            target=phase,
+            reason=reason,
+            message=message,
+            allocation=allocation_of(job.settled),
+            traceparent=job.spec.traceparent,
+        )
+        return SaveJob(job.status, transition)
+
+    def _next_seq(self) -> int:
+        self.state.seq += 1
+        return self.state.seq
+
+
+def _without(placement: Placement, gone: TaskPlacement) -> Placement:
+    return tuple(entry for entry in placement if entry != gone)

@@ -18,7 +18,7 @@ _WAITING = (JobPhase.QUEUED, JobPhase.DISPATCHED)
 _NEXT_STEPS = {
     Reason.NO_MATCHING_CLUSTER: "correct placement in the job file, or start an agent for that cluster",
     Reason.NO_MATCHING_ACCELERATOR: "ask for an accelerator that `fedsched info -o json` lists",
-    Reason.EXCEEDS_LARGEST_CLUSTER: "lower the minimum of elastic.workers or the resources of one worker, and submit again",
+    Reason.EXCEEDS_LARGEST_CLUSTER: "lower the minimum of elastic.workers or resources, and submit again",
     Reason.CLUSTER_CORDONED: "wait until the cluster's platform team opens its nodes again",
     Reason.CLUSTER_UNREACHABLE: "start the cluster's agent again; it adopts what still runs there",
     Reason.WAITING_FOR_CAPACITY: "wait, or cancel a job that runs on the cluster",

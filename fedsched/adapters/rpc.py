@@ -1,0 +1,344 @@
+"""The Jobs service on the wire: records to messages and back, errors across the connection, server and client."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import Message
+
+from fedsched import __version__, errors, tracing
+from fedsched.core.ids import JobId
+from fedsched.core.job import JobSpec, Transition
+from fedsched.core.views import ClusterView, Explanation, Job, Submission
+from fedsched.errors import AddressInUse, FedschedError, InvalidInput, TimedOut, Unreachable, VersionSkew
+from fedsched.pb import jobs_pb2 as pb
+from fedsched.pb import jobs_pb2_grpc as pb_grpc
+from fedsched.runtime import codec
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+_log = logging.getLogger(__name__)
+
+ERROR_KEY = "fedsched-error-bin"
+TRACE_KEY = "traceparent"
+STREAMS_MAX = 256
+"""Calls that a server works on at once, streams included; more are refused."""
+ERROR_CHARS_MAX = 4000
+"""Longer error messages are cut: the transport drops metadata above 8 KiB."""
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+KEEPALIVE_MS = 20_000
+
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+_SERVER_OPTIONS = (
+    # Without this a second server binds the same port and takes half of the calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+)
+
+
+def to_message(value: object, kind: type[M]) -> M:
+    """A record as its message; fields have the same names on both sides."""
+    plain = json.loads(codec.dumps(value))
+    return ParseDict(_pairs_to_maps(plain, kind.DESCRIPTOR), kind(), ignore_unknown_fields=True)
+
+
+def from_message(kind: type[T], message: Message) -> T:
+    """The record that a message carries.
+
+    Raises:
+        InvalidInput: the message does not make a valid `kind`.
+    """
+    plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    try:
+        return codec.loads(kind, json.dumps(_maps_to_pairs(plain, message.DESCRIPTOR)))
+    except ValueError as problem:
+        raise InvalidInput(f"the request cannot be used: {problem}", "compare it with proto/fedsched/v1") from problem
+
+
+def _pairs_to_maps(plain: Any, shape: Any) -> Any:
+    """Tuples of pairs become protobuf maps; numbers that JSON has no sign for become protobuf's words for them."""
+
+    def convert(field: Any, value: Any) -> Any:
+        if _is_map(field):
+            return dict(value)
+        if field.message_type is not None and value is not None:
+            many = isinstance(value, list)
+            items = [_pairs_to_maps(item, field.message_type) for item in (value if many else [value])]
+            return items if many else items[0]
+        if isinstance(value, float) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value
+
+    return {name: convert(shape.fields_by_name[name], v) for name, v in plain.items() if name in shape.fields_by_name}
+
+
+def _maps_to_pairs(plain: Any, shape: Any) -> Any:
+    def convert(field: Any, value: Any) -> Any:
+        if _is_map(field):
+            return sorted(value.items())
+        if field.message_type is not None:
+            many = isinstance(value, list)
+            items = [_maps_to_pairs(item, field.message_type) for item in (value if many else [value])]
+            return items if many else items[0]
+        return value
+
+    return {name: convert(shape.fields_by_name[name], value) for name, value in plain.items()}
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+_STATUS: tuple[tuple[type[FedschedError], grpc.StatusCode], ...] = (
+    (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.Conflict, grpc.StatusCode.ABORTED),
+    (errors.TimedOut, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.Unreachable, grpc.StatusCode.UNAVAILABLE),
+    (errors.VersionSkew, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.FedschedError, grpc.StatusCode.UNKNOWN),
+)
+
+
+def _kinds(kind: type[FedschedError] = FedschedError) -> dict[str, type[FedschedError]]:
+    found = {kind.code: kind}
+    for below in kind.__subclasses__():
+        found |= _kinds(below)
+    return found
+
+
+def _abort(context: grpc.ServicerContext, problem: FedschedError) -> NoReturn:
+    message, hint = problem.message, problem.hint
+    if len(message) > ERROR_CHARS_MAX:
+        message = f"{message[:ERROR_CHARS_MAX]} ..."
+    detail = json.dumps({"code": problem.code, "message": message, "hint": hint[:ERROR_CHARS_MAX]})
+    context.set_trailing_metadata(((ERROR_KEY, detail.encode()),))
+    status = next(status for kind, status in _STATUS if isinstance(problem, kind))
+    context.abort(status, f"[{problem.code}] {message[:1000]}")
+
+
+@contextmanager
+def _answering(context: grpc.ServicerContext, method: str) -> Iterator[None]:
+    """Product errors go to the caller as they are; a fault of ours is logged here and named there."""
+    try:
+        yield
+    except FedschedError as problem:
+        _abort(context, problem)
+    except Exception:
+        # `abort` and a caller that hung up end a handler by an exception, too.
+        if context.is_active() and not context.code():  # type: ignore[attr-defined]
+            _log.exception("%s failed", method)
+            context.abort(grpc.StatusCode.INTERNAL, "the server failed at this; its log says where")
+        raise
+
+
+class _Errors(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Puts `_answering` around every method of a server."""
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        """Wrap the method's handler."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+
+        def one(request: Any, context: grpc.ServicerContext) -> Any:
+            with _answering(context, method):
+                return handler.unary_unary(request, context)
+
+        def many(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with _answering(context, method):
+                yield from (handler.unary_stream or handler.stream_stream)(request, context)
+
+        serializers = (handler.request_deserializer, handler.response_serializer)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(many, *serializers)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(many, *serializers)
+        return grpc.unary_unary_rpc_method_handler(one, *serializers)
+
+
+def serve(listen: str, add_services: Callable[[grpc.Server], None]) -> tuple[grpc.Server, str]:
+    """Start a server on `listen` (port 0: any free one); returns it and its real address.
+
+    Raises:
+        AddressInUse: the port is taken.
+    """
+    server = grpc.server(
+        ThreadPoolExecutor(STREAMS_MAX, thread_name_prefix="rpc"),
+        interceptors=[_Errors()],
+        options=_SERVER_OPTIONS,
+        maximum_concurrent_rpcs=STREAMS_MAX,
+    )
+    add_services(server)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as problem:
+        raise AddressInUse(
+            f"cannot listen on {listen}: another process has this address, or it is not one of this machine's",
+            "stop that process (`fedsched down` if it is ours) or choose another port",
+        ) from problem
+    server.start()
+    return server, f"{listen.rsplit(':', 1)[0]}:{port}"
+
+
+def parent_of(context: grpc.ServicerContext) -> str:
+    """The caller's traceparent; empty if it sent none."""
+    return next((str(value) for key, value in context.invocation_metadata() if key == TRACE_KEY), "")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One stored version of a policy with the aggregator's record of it."""
+
+    name: str
+    version: int
+    active: bool
+    record: dict[str, Any]
+
+
+class JobsClient:
+    """The Jobs service for Python callers: records in, records out, product errors raised as they were there.
+
+    Args:
+        address: host:port of a controller.
+        timeout_s: deadline of every call that is not a stream.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 15.0) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = pb_grpc.JobsStub(self._channel)
+
+    def submit(self, spec: JobSpec, idempotency_key: str = "", dry_run: bool = False) -> Submission:
+        """Submit the job; its id, submission time and place come back with it."""
+        request = pb.SubmitRequest(spec=to_message(spec, pb.JobSpec), idempotency_key=idempotency_key, dry_run=dry_run)
+        return from_message(Submission, self._one(self._stub.Submit, request))
+
+    def get(self, job_id: JobId) -> Job:
+        """The job as it is now."""
+        return from_message(Job, self._one(self._stub.Get, pb.GetRequest(job_id=job_id)))
+
+    def list(self, live_only: bool = False, limit: int = 0) -> tuple[Job, ...]:
+        """All jobs by id, finished ones too; the newest `limit` of them if it is not 0."""
+        reply = self._one(self._stub.List, pb.ListRequest(live_only=live_only, limit=limit))
+        return tuple(from_message(Job, job) for job in reply.jobs)
+
+    def watch(self, job_id: JobId | None = None) -> Iterator[Job]:
+        """The jobs as they are, then each again when it changes; with an id until that job is over."""
+        for message in self._many(self._stub.Watch, pb.WatchRequest(job_id=job_id or "")):
+            yield from_message(Job, message)
+
+    def cancel(self, job_id: JobId) -> Job:
+        """Order the job's end."""
+        return from_message(Job, self._one(self._stub.Cancel, pb.CancelRequest(job_id=job_id)))
+
+    def explain(self, job_id: JobId) -> Explanation:
+        """Why the job is where it is."""
+        return from_message(Explanation, self._one(self._stub.Explain, pb.ExplainRequest(job_id=job_id)))
+
+    def events(self, job_id: JobId | None = None, follow: bool = False) -> Iterator[Transition]:
+        """Transitions of one job or all, in order."""
+        for message in self._many(self._stub.Events, pb.EventsRequest(job_id=job_id or "", follow=follow)):
+            yield from_message(Transition, message)
+
+    def logs(self, job_id: JobId, follow: bool = False) -> Iterator[bytes]:
+        """What the job's tasks printed."""
+        for message in self._many(self._stub.Logs, pb.LogsRequest(job_id=job_id, follow=follow)):
+            yield message.data
+
+    def clusters(self) -> tuple[ClusterView, ...]:
+        """All known clusters by name."""
+        reply = self._one(self._stub.Clusters, pb.ClustersRequest())
+        return tuple(from_message(ClusterView, cluster) for cluster in reply.clusters)
+
+    def rounds(self, limit: int = 0) -> tuple[dict[str, Any], ...]:
+        """The aggregator's round records, oldest first; the newest `limit` of them if it is not 0."""
+        reply = self._one(self._stub.Rounds, pb.RoundsRequest(limit=limit))
+        return tuple(MessageToDict(record) for record in reply.rounds)
+
+    def policies(self, name: str = "") -> tuple[PolicyVersion, ...]:
+        """Stored policy versions by name and version."""
+        reply = self._one(self._stub.Policies, pb.PoliciesRequest(name=name))
+        return tuple(
+            PolicyVersion(item.name, item.version, item.active, MessageToDict(item.record)) for item in reply.policies
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> JobsClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _one(self, method: Any, request: Message) -> Any:
+        try:
+            return method(request, timeout=self._timeout_s, metadata=_metadata())
+        except grpc.RpcError as problem:
+            raise self._error(problem) from problem
+
+    def _many(self, method: Any, request: Message) -> Iterator[Any]:
+        stream = method(request, metadata=_metadata())
+        try:
+            yield from stream
+        except grpc.RpcError as problem:
+            raise self._error(problem) from problem
+        finally:
+            stream.cancel()
+
+    def _error(self, problem: grpc.RpcError) -> FedschedError:
+        return error_of(problem, f"the controller at {self._address}")
+
+
+def _metadata() -> tuple[tuple[str, str], ...]:
+    parent = tracing.traceparent()
+    return (("fedsched-version", __version__), *(((TRACE_KEY, parent),) if parent else ()))
+
+
+def error_of(problem: grpc.RpcError, server: str) -> FedschedError:
+    """The product error behind a failed call to `server` (a phrase that names it)."""
+    call: Any = problem
+    for key, value in call.trailing_metadata() or ():
+        if key == ERROR_KEY:
+            detail = json.loads(value)
+            kind = _kinds().get(detail["code"], FedschedError)
+            return kind(detail["message"], detail["hint"])
+    code = call.code()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(
+            f"{server} does not answer", "start it (`fedsched up`), or name another with --server or FEDSCHED_SERVER"
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimedOut(f"{server} did not answer in time", "try again; its log may say what it waits for")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return VersionSkew(
+            f"{server} does not know this call; this side is fedsched {__version__}",
+            "upgrade the controller, or check that the address is a controller's",
+        )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Unreachable(f"{server} is busy: {call.details()}", "try again in a moment")
+    return FedschedError(f"{server} failed: {call.details()}", "read the controller's log")

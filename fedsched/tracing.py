@@ -132,6 +132,13 @@ def start(
     )
 
 
+def link(span: Span, traceparent: str) -> None:
+    """Link a span that has begun to another one; what is no valid traceparent is left out."""
+    context = _remote(traceparent)
+    if context.is_valid:
+        span.add_link(context)
+
+
 def traceparent(span: Span | None = None) -> str:
     """W3C traceparent of `span`, or of the current span; empty if there is none."""
     from opentelemetry import trace

@@ -101,9 +101,10 @@ class Scheduler:
                 return self._carry_out(time_s, decision)
             case NodeChanged(time_s, node):
                 self.state.nodes[node.name] = node
-                return [*self._shrink_to_capacity(time_s, node.name), *self._advance(time_s)]
+                return [*self._relieve(time_s), *self._advance(time_s)]
             case NodeLost(time_s, name):
-                return self._lose_node(time_s, name)
+                self.state.nodes.pop(name, None)
+                return [*self._relieve(time_s), *self._advance(time_s)]
             case JobStarted() | JobScaled() | ScaleFailed() | ProgressReported() | JobExited() | JobAdopted():
                 job = self.state.jobs.get(event.job_id)
                 if job is None or job.status.attempt != event.attempt or job.status.phase not in ACTIVE:
@@ -150,7 +151,8 @@ class Scheduler:
                 job.in_flight = ()
                 ends_failed = job.status.reason is Reason.TIME_LIMIT
                 job.stopping_for = JobPhase.FAILED if ends_failed else JobPhase.CANCELLED
-        return [AdoptJobs(event.term, self._next_seq(), tuple((job.spec, job.status.attempt) for job in active))]
+        adopt = AdoptJobs(event.term, self._next_seq(), tuple((job.spec, job.status.attempt) for job in active))
+        return [adopt, *self._relieve(event.time_s)]
 
     def _admit(self, spec: JobSpec, status: JobStatus) -> None:
         if spec.job_id in self.state.jobs or status.phase in TERMINAL:
@@ -211,11 +213,10 @@ class Scheduler:
         job.target = event.placement
         if job.status.phase is JobPhase.RUNNING:
             job.status = replace(job.status, placement=event.placement, term=self.state.term)
-            return [SaveJob(job.status, None)]
+            return [SaveJob(job.status, None), *self._relieve(event.time_s)]
         trigger = Trigger.STARTED if job.status.phase is JobPhase.STARTING else Trigger.RESIZED
-        return [
-            self._move(event.time_s, job, trigger, message="adopted by a restarted agent", placement=event.placement)
-        ]
+        save = self._move(event.time_s, job, trigger, message="adopted by a restarted agent", placement=event.placement)
+        return [save, *self._relieve(event.time_s)]
 
     def _end_attempt(self, job: LiveJob, event: JobExited) -> list[Command]:
         if event.progress is not None:
@@ -399,46 +400,53 @@ class Scheduler:
         job.in_flight = None
         if reason is Reason.RESIZE_FAILED:
             job.target = placement  # try again only when a later slot decides so
-        return [save, *self._advance(time_s)]
+        return [save, *self._relieve(time_s), *self._advance(time_s)]
 
     # --- nodes
 
-    def _lose_node(self, time_s: float, name: NodeName) -> list[Command]:
-        self.state.nodes.pop(name, None)
-        commands: list[Command] = []
-        for job in self.state.ordered():
-            if any(entry.node == name for entry in job.held) and job.status.phase is not JobPhase.COMPLETING:
-                if job.status.phase is not JobPhase.PREEMPTING:
-                    commands += self._preempt(time_s, job, Reason.NODE_LOST, f"node {name} is gone")
-            elif any(entry.node == name for entry in job.target):
-                job.target = job.settled  # the next slot finds another place
-        return [*commands, *self._advance(time_s)]
+    def _relieve(self, time_s: float) -> list[Command]:
+        """Take tasks off nodes that are gone or offer less than is promised on them.
 
-    def _shrink_to_capacity(self, time_s: float, name: NodeName) -> list[Command]:
-        """Promised capacity must not outlive real capacity, not even until the next slot: newest jobs give way."""
+        Promised capacity must not outlive real capacity, not even until the next slot: the newest jobs give way.
+        """
         commands: list[Command] = []
         for job in reversed(self.state.ordered()):
-            if self.state.settled_on(name).fits_in(self.state.nodes[name].capacity):
-                break
+            if any(entry.node not in self.state.nodes for entry in job.target):
+                job.target = job.settled  # the next slot finds another place
             if job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING):
-                commands += self._vacate(time_s, job, name)
+                commands += self._vacate(time_s, job)
         return commands
 
-    def _vacate(self, time_s: float, job: LiveJob, name: NodeName) -> list[Command]:
-        """Take as many of the job's tasks off the node as it takes; all of the job where its minimum would be hurt."""
-        keep = job.settled
-        excess = self.state.settled_on(name) - self.state.nodes[name].capacity
-        for entry in reversed([entry for entry in job.settled if entry.node == name]):
-            if excess.fits_in(Resources()):
-                break
-            keep = _without(keep, entry)
-            excess = excess - job.spec.demand(entry.role)
+    def _vacate(self, time_s: float, job: LiveJob) -> list[Command]:
+        """Take as many of the job's tasks away as their nodes need; all of the job where its minimum would be hurt."""
+        lost = sorted({entry.node for entry in job.held if entry.node not in self.state.nodes})
+        if lost:
+            return self._preempt(time_s, job, Reason.NODE_LOST, f"node {', '.join(lost)} is gone")
+        keep = self._what_fits(job)
         if keep == job.settled:
             return []
-        if job.status.phase is JobPhase.RUNNING and not job.adopting and self._is_enough(job, keep):
+        failed_before = job.status.reason is Reason.RESIZE_FAILED
+        if (
+            job.status.phase is JobPhase.RUNNING
+            and not job.adopting
+            and not failed_before
+            and self._is_enough(job, keep)
+        ):
             job.target = keep
             return self._scale(time_s, job, keep, Reason.NODE_LOST)
-        return self._preempt(time_s, job, Reason.NODE_LOST, f"node {name} offers less than it did")
+        return self._preempt(time_s, job, Reason.NODE_LOST, "its nodes offer less than they did")
+
+    def _what_fits(self, job: LiveJob) -> Placement:
+        """The job's tasks less those, highest index first, that its nodes are short of."""
+        keep = job.settled
+        for name in sorted({entry.node for entry in keep}):
+            promised, capacity = self.state.settled_on(name), self.state.nodes[name].capacity
+            for entry in reversed([entry for entry in keep if entry.node == name]):
+                if promised.fits_in(capacity):
+                    break
+                keep = _without(keep, entry)
+                promised = promised - job.spec.demand(entry.role)
+        return keep
 
     def _is_enough(self, job: LiveJob, placement: Placement) -> bool:
         size = allocation_of(placement)

@@ -1,0 +1,1 @@
+"""The core: events in, commands out."""

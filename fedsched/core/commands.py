@@ -91,4 +91,5 @@ class RewardSlot:
 
 
 ExecutorCommand = StartJob | ScaleJob | StopJob | AdoptJobs
-Command = SaveJob | ExecutorCommand | AskPolicy | RewardSlot
+Order = ExecutorCommand | AskPolicy | RewardSlot
+Command = SaveJob | Order

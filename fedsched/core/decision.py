@@ -41,7 +41,7 @@ class JobView:
     placement: Placement = ()
     """Tasks running now."""
     pinned: bool = False
-    """Cannot change in this slot (a resize is in flight, or its cooldown runs); the budget already holds it as it is."""
+    """Cannot change in this slot (a resize in flight, or its cooldown); the budget already holds it as it is."""
     accelerators: tuple[str, ...] = ()
     attained_s: float = 0.0
     """Task-seconds received so far."""

@@ -1,7 +1,7 @@
 """Repeats: take an event, ask the core, persist, then act. The same loop runs live and simulated; it never waits.
 
-Writes go to a `Ledger`, which answers later. What a step ordered goes out when its writes and those of all steps before it
-are confirmed, so orders leave in the order in which they were given.
+Writes go to a `Ledger`, which answers later. What a step ordered goes out when its writes and those of all steps before
+it are confirmed, so orders leave in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fedsched.core.commands import (
     AdoptJobs,
     AskPolicy,
     Command,
+    Order,
     RewardSlot,
     SaveJob,
     ScaleJob,
@@ -47,7 +48,7 @@ Observer = Callable[[Event, Sequence[Command]], None]
 @dataclass(slots=True)
 class _Step:
     ticket: int
-    orders: list[Command]
+    orders: list[Order]
     confirmed: bool
 
 
@@ -100,7 +101,7 @@ class Loop:
             for order in self._waiting.popleft().orders:
                 self._act(order)
 
-    def _act(self, order: Command) -> None:
+    def _act(self, order: Order) -> None:
         match order:
             case StartJob() | ScaleJob() | StopJob() | AdoptJobs():
                 self.executor.submit(order)
@@ -108,7 +109,5 @@ class Loop:
                 self.policy.ask(order)
             case RewardSlot():
                 self.policy.reward(order)
-            case SaveJob():
-                raise AssertionError("records are written before orders go out")
             case _:
                 assert_never(order)

@@ -1,0 +1,126 @@
+"""DL2's online learning: REINFORCE with a value baseline and an entropy bonus, on what really happened to the jobs.
+
+As in the reference, every choice of a slot earns that slot's reward, the sum of the jobs' normalised progress, without
+discount or bootstrap: target = r, advantage = r - V(s), value loss = mean (V - r)^2, entropy weight 0.1 averaged over
+the 3J+1 actions. Departures:
+
+* log-probabilities are those of the present network over what was legal. The reference feeds the stored ones in place
+  of the network's output, which is the gradient at an older policy, back-propagated through newer weights.
+* A replayed choice may stem from older weights; its term is weighted by pi_now(a) / pi_then(a), truncated at 2, which
+  bounds the variance (truncated importance sampling).
+* The learner computes gradients, it does not step: the optimiser sits where gradients of all clusters come together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedsched.core.commands import RewardSlot
+from fedsched.core.ids import stream
+from fedsched.learn.replay import Batch, Replay
+from fedsched.learn.tensors import one_thread, parameters, to_arrays
+from fedsched.policy.dl2 import Array, Arrays, DecisionSample, Shape, features, forward
+
+ENTROPY_WEIGHT = 0.1
+RATIO_MAX = 2.0
+PENDING_SLOTS_MAX = 64
+"""Slots that may wait for their reward; older ones are forgotten (the agent was cut off meanwhile)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What one cluster's experience says about given weights."""
+
+    gradients: dict[str, Array]
+    """Of the loss with respect to every weight of both networks; mean over the samples."""
+    samples: int
+    loss: float
+    """Of the policy, entropy bonus included."""
+    value_loss: float
+    entropy: float
+    """Mean entropy of the policy over what was legal, in nats."""
+    mean_reward: float
+
+
+class Learner:
+    """Turns a cluster's decisions and rewards into gradients. All methods may be called from any thread."""
+
+    def __init__(self, shape: Shape, capacity: int = 8192, *, prioritised: bool = True) -> None:
+        self._lock = threading.Lock()
+        self._replay = Replay(shape, capacity, prioritised=prioritised)
+        self._pending: dict[int, tuple[DecisionSample, ...]] = {}
+
+    def __len__(self) -> int:
+        """How many transitions it remembers."""
+        with self._lock:
+            return len(self._replay)
+
+    def record(self, slot: int, samples: Sequence[DecisionSample]) -> None:
+        """Keep a slot's choices until its reward is known."""
+        with self._lock:
+            self._pending[slot] = tuple(samples)
+            while len(self._pending) > PENDING_SLOTS_MAX:
+                del self._pending[min(self._pending)]
+
+    def reward(self, reward: RewardSlot) -> None:
+        """What a slot brought. A slot whose choices were not ours (a fallback decided) teaches nothing."""
+        earned = sum(progress for _, progress in sorted(reward.progress))
+        with self._lock:
+            samples = self._pending.pop(reward.slot, ())
+            self._replay.add(samples, earned)
+
+    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Update:
+        """The gradient of both losses at these weights, over a batch drawn from memory.
+
+        The same memory, weights and seed give the same gradient.
+
+        Raises:
+            ValueError: nothing is remembered yet.
+        """
+        with self._lock, one_thread():
+            if not len(self._replay):
+                raise ValueError("there is no transition to learn from yet")
+            batch = self._replay.draw(batch_size, stream(seed, "actor-critic/batch"))
+            update, advantages = gradient_on(arrays, batch)
+            self._replay.used(batch, advantages)
+        return update
+
+
+def gradient_on(arrays: Arrays, batch: Batch) -> tuple[Update, Array]:
+    """The gradient over a given batch, and each transition's advantage."""
+    weights = parameters(arrays)
+    inputs = torch.from_numpy(features(batch.states))
+    masks = torch.from_numpy(batch.masks)
+    actions = torch.from_numpy(batch.actions)[:, None]
+    rewards = torch.from_numpy(batch.rewards)
+    importance = torch.from_numpy(batch.weights)
+
+    logits = forward(weights, "policy", inputs).masked_fill(~masks, -torch.inf)
+    log_chances = torch.log_softmax(logits, dim=1)
+    chosen = log_chances.gather(1, actions)[:, 0]
+    values = forward(weights, "value", inputs)[:, 0]
+
+    advantages = (rewards - values).detach()
+    behaviour = torch.from_numpy(batch.behaviour).clamp(min=1e-6)
+    ratios = (chosen.detach().exp() / behaviour).clamp(max=RATIO_MAX)
+    # Illegal actions have probability 0 and contribute nothing; their log must not turn 0 * -inf into NaN.
+    entropies = -(log_chances.exp() * log_chances.masked_fill(~masks, 0.0)).sum(dim=1)
+    bonus = ENTROPY_WEIGHT * entropies.mean() / masks.shape[1]
+    policy_loss = -(ratios * importance * advantages * chosen).mean() - bonus
+    value_loss = (importance * (values - rewards) ** 2).mean()
+    (policy_loss + value_loss).backward()
+
+    gradients = to_arrays({name: weight.grad for name, weight in weights.items() if weight.grad is not None})
+    update = Update(
+        gradients,
+        len(batch.actions),
+        float(policy_loss.detach()),
+        float(value_loss.detach()),
+        float(entropies.detach().mean()),
+        float(rewards.mean()),
+    )
+    return update, advantages.numpy()

@@ -1,0 +1,84 @@
+"""DL2's job-aware exploration: hand-made rules that now and then choose in the network's place while it learns.
+
+They push the policy out of corners: a job far smaller than the rest, an action kind that has died out, a job with
+workers but no parameter servers or the reverse, a lopsided job. As in the reference (INJECT_SAMPLES), but rule b checks
+the probability of the action that it takes (there it checks another one), jobs that use no parameter servers are not
+lopsided, and thresholds are drawn at each look instead of once a slot. An override is not corrected for: the learner
+sees the network's own probability of the action.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsched.core.job import Allocation
+from fedsched.policy.dl2 import BUNDLE, PS, WORKER, Window
+
+PROBABILITY_MIN = 1e-20
+RARE = 0.001
+"""A kind that was used, but in less than this share of the choices, is brought back."""
+
+
+class JobAware:
+    """The rules, with the count of action kinds used so far."""
+
+    def __init__(self) -> None:
+        self._used = [0, 0, 0]
+
+    def choose(self, window: Window, chances: NDArray[np.float64], action: int, chance: Random) -> int:
+        """Override the network's `action` where a rule applies."""
+        chosen = self._for_the_smallest(window, chances, action, chance)
+        for index in range(len(window.jobs)):
+            override = self._for_one(window, chances, index, chance)
+            if override is not None:
+                chosen = override
+                break
+        if chosen < 3 * window.size:
+            self._used[chosen % 3] += 1
+        return chosen
+
+    def _for_the_smallest(self, window: Window, chances: NDArray[np.float64], action: int, chance: Random) -> int:
+        """Rule 1: when the largest job holds several times the smallest, the smallest grows."""
+        sizes = [have.workers + have.ps for have in _held(window)]
+        if not sizes or min(sizes) == 0 or max(sizes) // min(sizes) <= _between(chance, 3, 5):
+            return action
+        kind = BUNDLE if chance.random() < 0.5 else WORKER
+        return _if_possible(chances, sizes.index(min(sizes)), kind, action)
+
+    def _for_one(self, window: Window, chances: NDArray[np.float64], index: int, chance: Random) -> int | None:
+        """Rules a to d for one job; None where none applies."""
+        have = _held(window)[index]
+        total = sum(self._used)
+        for kind in (WORKER, PS, BUNDLE):
+            if 0 < self._used[kind] < RARE * total and _possible(chances, index, kind):
+                return 3 * index + kind
+        if have.workers == 0 or (have.ps == 0 and window.jobs[index].ps.maximum > 0):
+            kind = WORKER if have.workers == 0 else PS
+            return 3 * index + kind if _possible(chances, index, kind) else None
+        if have.ps > have.workers * _between(chance, 3, 7):
+            kind = BUNDLE if chance.random() < 0.5 else WORKER
+        elif have.ps and have.workers >= 0.5 * have.ps:
+            kind = PS if chance.random() < 0.99 else BUNDLE
+        else:
+            return None
+        return 3 * index + kind if chance.random() < 0.5 and _possible(chances, index, kind) else None
+
+
+def _held(window: Window) -> list[Allocation]:
+    return [Allocation(int(window.state[4, i]), int(window.state[5, i])) for i in range(len(window.jobs))]
+
+
+def _possible(chances: NDArray[np.float64], index: int, kind: int) -> bool:
+    return bool(chances[3 * index + kind] > PROBABILITY_MIN)
+
+
+def _if_possible(chances: NDArray[np.float64], index: int, kind: int, otherwise: int) -> int:
+    return 3 * index + kind if _possible(chances, index, kind) else otherwise
+
+
+def _between(chance: Random, low: int, high: int) -> int:
+    """A whole number from `low` to `high`, both included, from `random()` only: its sequence is stable for ever."""
+    return low + int(chance.random() * (high - low + 1))

@@ -1,0 +1,189 @@
+"""Teaches DL2's policy network to decide like an existing scheduler, from that scheduler's own grants.
+
+The teacher spends a budget that looks over its shoulder: just before each task is granted beyond a job's minimum, the
+state and the action that grants this task are a sample. Departures from DL2's `sl_agent`:
+
+* states begin where DL2 itself begins a slot, after the minima, not from nothing;
+* a bundle is one sample with the bundle's own action, and void is a label where the teacher left room unused, so the
+  student keeps all its actions;
+* columns stand as they do when DL2 acts, packed by arrival, not shuffled;
+* samples are kept, not overwritten in a ring; the learning rate falls linearly to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedsched.core.decision import Budget, Decision, Observation, Policy
+from fedsched.core.ids import JobId, stream
+from fedsched.core.job import Allocation
+from fedsched.learn.tensors import one_thread, parameters, to_arrays
+from fedsched.policy.dl2 import BUNDLE, KINDS, PS, WORKER, Array, Arrays, Shape, Window, features, forward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Label:
+    """A state and what the teacher did in it."""
+
+    state: Array
+    mask: NDArray[np.bool_]
+    action: int
+
+
+class _OverTheShoulder:
+    """A budget that notes the state before each grant beyond the minimum."""
+
+    def __init__(self, observation: Observation, budget: Budget, shape: Shape) -> None:
+        self._budget = budget
+        self._shape = shape
+        self._minimum = {view.job_id: view.minimum for view in observation.jobs}
+        self._window: Window | None = None
+        self._observation = observation
+        self.labels: list[Label] = []
+
+    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0) -> bool:
+        """As the real budget; what it grants is noted."""
+        if not self._holds_minimum(job_id):
+            return self._budget.grant(job_id, workers, ps)
+        window = self._look()
+        kinds = _kinds(workers, ps)
+        states = self._before(window, job_id, kinds)
+        if not self._budget.grant(job_id, workers, ps):
+            if len(kinds) == 1:
+                window.refused(job_id, kinds[0])
+            return False
+        self.labels += states
+        window.granted(job_id)
+        return True
+
+    def allocation(self, job_id: JobId) -> Allocation:
+        """As the real budget."""
+        return self._budget.allocation(job_id)
+
+    def allocations(self) -> tuple[tuple[JobId, Allocation], ...]:
+        """As the real budget."""
+        return self._budget.allocations()
+
+    def finish(self) -> None:
+        """Note void where the teacher left something that would have fitted. Spends the budget: the last call."""
+        window = self._look()
+        before = Label(window.state.copy(), window.mask.copy(), self._shape.void)
+        for action in np.flatnonzero(window.mask[:-1]):
+            view, kind = window.target(int(action))
+            if self._budget.grant(view.job_id, KINDS[kind].workers, KINDS[kind].ps):
+                self.labels.append(before)
+                return
+
+    def _holds_minimum(self, job_id: JobId) -> bool:
+        have, least = self._budget.allocation(job_id), self._minimum[job_id]
+        return have.workers >= least.workers and have.ps >= least.ps
+
+    def _look(self) -> Window:
+        """The window, built when the minima are out: that is the first state of the slot."""
+        if self._window is None:
+            self._window = Window(self._observation, self._budget, self._shape.window)
+        return self._window
+
+    def _before(self, window: Window, job_id: JobId, kinds: Sequence[int]) -> list[Label]:
+        """The label of a grant of one task or bundle; larger grants and jobs beyond the window have none."""
+        column = window.column_of(job_id)
+        if column is None or len(kinds) != 1:
+            return []
+        return [Label(window.state.copy(), window.mask.copy(), 3 * column + kinds[0])]
+
+
+def _kinds(workers: int, ps: int) -> tuple[int, ...]:
+    """The actions that together grant this much."""
+    bundles = min(workers, ps)
+    return (BUNDLE,) * bundles + (WORKER,) * (workers - bundles) + (PS,) * (ps - bundles)
+
+
+class Watched:
+    """A teacher that decides as ever while what can be learned from it is noted. Spends all of its budget."""
+
+    def __init__(self, teacher: Policy, shape: Shape) -> None:
+        self._teacher = teacher
+        self._shape = shape
+        self.labels: list[Label] = []
+
+    @property
+    def name(self) -> str:
+        """The teacher's."""
+        return self._teacher.name
+
+    @property
+    def version(self) -> int:
+        """The teacher's."""
+        return self._teacher.version
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        """The teacher's decision."""
+        watched = _OverTheShoulder(observation, budget, self._shape)
+        decision = self._teacher.decide(observation, watched)
+        watched.finish()
+        self.labels += watched.labels
+        return decision
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """Trained weights and how training went."""
+
+    arrays: dict[str, Array]
+    first_loss: float
+    """Cross-entropy of the first minibatch."""
+    last_loss: float
+    """Mean cross-entropy of the last tenth of the minibatches."""
+
+
+def fit(
+    arrays: Arrays,
+    labels: Sequence[Label],
+    *,
+    steps: int,
+    batch_size: int = 256,
+    learning_rate: float = 5e-3,
+    seed: int,
+) -> Fitted:
+    """Minimise cross-entropy over the legal actions with Adam; only the policy network changes."""
+    inputs, masks, actions = _tensors(labels)
+    batch_size = min(batch_size, len(labels))
+    draw = stream(seed, "supervised/batches").random
+    losses = []
+    with one_thread():
+        weights = parameters(arrays)
+        trained = [tensor for name, tensor in weights.items() if name.startswith("policy.")]
+        optimiser = torch.optim.Adam(trained, lr=learning_rate)
+        for step in range(steps):
+            optimiser.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
+            rows = torch.tensor([int(draw() * len(labels)) for _ in range(batch_size)])
+            logits = forward(weights, "policy", inputs[rows]).masked_fill(~masks[rows], -torch.inf)
+            loss = torch.nn.functional.cross_entropy(logits, actions[rows])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            losses.append(float(loss.detach()))
+        last = losses[-max(1, steps // 10) :]
+        return Fitted(to_arrays(weights), losses[0], sum(last) / len(last))
+
+
+def agreement(arrays: Arrays, labels: Sequence[Label]) -> float:
+    """How often the network's likeliest legal action is the teacher's."""
+    inputs, masks, actions = _tensors(labels)
+    with one_thread(), torch.no_grad():
+        weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        logits = forward(weights, "policy", inputs).masked_fill(~masks, -torch.inf)
+        return float((logits.argmax(dim=1) == actions).float().mean())
+
+
+def _tensors(labels: Sequence[Label]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.from_numpy(features(np.stack([label.state for label in labels]))),
+        torch.from_numpy(np.stack([label.mask for label in labels])),
+        torch.tensor([label.action for label in labels]),
+    )

@@ -1,0 +1,31 @@
+"""Named numpy weights to torch parameters and back, and torch on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from fedsched.policy.dl2 import Array, Arrays
+
+
+def parameters(arrays: Arrays) -> dict[str, torch.Tensor]:
+    """Trainable copies, sorted by name."""
+    return {name: torch.tensor(arrays[name], requires_grad=True) for name in sorted(arrays)}
+
+
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
+    """Copies that torch does not touch any more."""
+    return {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: the sums have one order, and these networks are too small to share out anyway."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

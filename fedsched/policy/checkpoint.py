@@ -1,0 +1,129 @@
+"""Weights of a policy as one safetensors file that says how it was made and proves that it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from fedsched.errors import CorruptCheckpoint
+from fedsched.policy.dl2 import ROWS, TYPES, Arrays, Shape, problem_with
+
+FORMAT = "fedsched/dl2/1"
+BUILTIN = Path(__file__).parent / "checkpoints" / "dl2-v1.safetensors"
+"""The weights that ship with the package."""
+
+HINT = "restore it from a backup, use the built-in weights (checkpoint: builtin), or run: fedsched train supervised"
+
+Made = Mapping[str, str | int | float]
+"""How weights came to be: command, teacher, seed, steps, losses; or round, contributors."""
+
+
+def digest(arrays: Arrays) -> str:
+    """SHA-256 over names, types, shapes and bytes, sorted by name: equal weights, equal digest."""
+    sha = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        sha.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """Weights, their shape and their story."""
+
+    arrays: Arrays
+    shape: Shape
+    made: Made
+
+    @property
+    def digest(self) -> str:
+        """Identifies the weights, whatever their story."""
+        return digest(self.arrays)
+
+    def to_bytes(self) -> bytes:
+        """The file's contents; the same checkpoint always gives the same bytes."""
+        card = {
+            "format": FORMAT,
+            "window": self.shape.window,
+            "hidden": list(self.shape.hidden),
+            "rows": ROWS,
+            "types": TYPES,
+            "digest": self.digest,
+            "made": dict(self.made),
+        }
+        text = json.dumps(card, sort_keys=True)
+        # One metadata key only: the format's writer does not promise an order among several.
+        metadata = {"fedsched": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        return save_tensors(
+            {name: np.ascontiguousarray(self.arrays[name]) for name in sorted(self.arrays)},
+            {"fedsched": json.dumps(metadata, sort_keys=True)},
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the file so that a reader never sees a part of it."""
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(self.to_bytes())
+        partial.replace(path)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint file.
+
+    Raises:
+        CorruptCheckpoint: it cannot be read, is damaged, or is not one of ours.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as problem:
+        raise CorruptCheckpoint(f"cannot read checkpoint {path}: {problem.strerror}", HINT) from problem
+    return from_bytes(data, str(path))
+
+
+def from_bytes(data: bytes, origin: str = "received checkpoint") -> Checkpoint:
+    """Verify a checkpoint's bytes; `origin` names them in errors.
+
+    Raises:
+        CorruptCheckpoint: they are damaged or not one of ours.
+    """
+    try:
+        arrays = load_tensors(data)
+        card = _card(data)
+        shape = Shape(int(card["window"]), tuple(int(width) for width in card["hidden"]))
+        made, promised = dict(card["made"]), str(card["digest"])
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as problem:
+        raise CorruptCheckpoint(
+            f"{origin} is no whole checkpoint ({type(problem).__name__}: {problem}); "
+            f"expected a safetensors file of format {FORMAT}",
+            HINT,
+        ) from problem
+    problem_found = problem_with(arrays, shape)
+    if problem_found:
+        raise CorruptCheckpoint(f"{origin} does not match its own schema: {problem_found}", HINT)
+    actual = digest(arrays)
+    if actual != promised:
+        raise CorruptCheckpoint(f"{origin} is damaged: its weights have digest {actual}; expected {promised}", HINT)
+    return Checkpoint(arrays, shape, made)
+
+
+def _card(data: bytes) -> dict[str, Any]:
+    """The metadata, verified; safetensors itself reads metadata from files only."""
+    (length,) = struct.unpack("<Q", data[:8])
+    sealed = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedsched"])
+    text = sealed["fedsched"]
+    if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
+        raise ValueError("the description does not match its checksum")
+    card: dict[str, Any] = json.loads(text)
+    if card["format"] != FORMAT or card["rows"] != ROWS or card["types"] != TYPES:
+        raise ValueError(f"made for {card['format']} with {card['rows']} rows and types {card['types']}")
+    return card

@@ -1,0 +1,381 @@
+"""The DL2 policy (Peng et al., "DL2: A Deep Learning-driven Scheduler for Deep Learning Clusters"), read top to bottom.
+
+A slot is decided one task at a time: look at the jobs in the window, choose one of 3J+1 actions (one more worker, one
+more parameter server or one of each for a job, or void: end the slot), grant it, look again.
+
+Details that matter, and where they depart from the authors' code:
+
+* The state is their 6 x J matrix of raw numbers, exactly: type 1..8, slots since arrival, remaining fraction, dominant
+  share, workers, parameter servers; columns are packed, by arrival, jobs that are full left out. Raw numbers train
+  badly, so the network's first step is a fixed scaling of the rows (`features`), which learns nothing.
+* Every job gets its own minimum before the network spends the rest (their ASSIGN_BUNDLE gives one bundle). That also
+  serves the jobs beyond the window, for which there is no action.
+* Caps are each job's own maxima instead of one constant. Pinned jobs and jobs whose minimum found no room keep their
+  column, because they are part of the load, but have no legal action.
+* A grant that does not fit masks that action for the rest of the slot instead of ending the slot: room only shrinks
+  within a slot, so it will not fit later either, but another job's task may. Failed choices are no samples: the choice
+  is drawn again without them, as in rejection sampling.
+* The two networks are plain layers (their batch normalisation never normalises) and share nothing. Weights start
+  uniform with He's bound rather than with deviation 0.02, which needs thousands of steps to grow.
+* Void is a sample only where something else was legal.
+
+Acting needs numpy only; the same `forward` serves torch tensors in training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsched.core.decision import Budget, Decision, JobView, Observation
+from fedsched.core.ids import JobId, stream
+from fedsched.core.job import Allocation
+from fedsched.core.resources import Resources
+from fedsched.policy.heuristics import admit, by_arrival
+
+Array = NDArray[np.float32]
+Arrays = Mapping[str, Array]
+"""Weights by name: `policy.0.weight`, `policy.0.bias`, ... and the same under `value.`."""
+
+# --- The shape of the problem ------------------------------------------------------------------------------------
+
+ROWS = 6
+KINDS = (Allocation(workers=1), Allocation(ps=1), Allocation(workers=1, ps=1))
+"""What action `3 * column + kind` grants."""
+WORKER, PS, BUNDLE = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes that weights must agree on."""
+
+    window: int = 20
+    """J: how many jobs the policy sees at once."""
+    hidden: tuple[int, ...] = (80, 80)
+    """Width of each hidden layer, of both networks; the reference's rule is 6*J*2/3, twice."""
+
+    @property
+    def actions(self) -> int:
+        """3J+1."""
+        return 3 * self.window + 1
+
+    @property
+    def void(self) -> int:
+        """The action that ends the slot."""
+        return 3 * self.window
+
+    def layers(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every weight array, sorted by name."""
+        result: dict[str, tuple[int, ...]] = {}
+        for network, outputs in (("policy", self.actions), ("value", 1)):
+            sizes = (ROWS * self.window, *self.hidden, outputs)
+            for index in range(len(sizes) - 1):
+                result[f"{network}.{index}.weight"] = (sizes[index + 1], sizes[index])
+                result[f"{network}.{index}.bias"] = (sizes[index + 1],)
+        return dict(sorted(result.items()))
+
+
+# --- State -------------------------------------------------------------------------------------------------------
+
+TYPES = {
+    "linear": 1,
+    "mlp": 2,
+    "cnn": 3,
+    "resnet": 4,
+    "vgg": 5,
+    "lstm": 6,
+    "transformer": 7,
+    "embedding": 8,
+}
+"""Job types with a number of their own; all others share the eight by hash."""
+
+
+def type_number(job_type: str) -> int:
+    """1..8; the same for the same name in every process and on every cluster."""
+    known = TYPES.get(job_type)
+    return known if known is not None else 1 + hashlib.sha256(job_type.encode()).digest()[0] % len(TYPES)
+
+
+def column(view: JobView, have: Allocation, capacity: Resources) -> tuple[float, ...]:
+    """One job's six raw numbers."""
+    share = (view.worker_demand * have.workers + view.ps_demand * have.ps).dominant_share(capacity)
+    return (
+        type_number(view.job_type),
+        view.waited_slots,
+        view.remaining_epochs / view.epochs if view.epochs > 0 else 0.0,
+        # Above 1 only while a lost node still counts as a pinned job's place.
+        min(share, 1.0),
+        have.workers,
+        have.ps,
+    )
+
+
+class Window:
+    """What the network sees of a slot, kept up to date as grants go out: state, mask, and the job of each column."""
+
+    def __init__(self, observation: Observation, budget: Budget, size: int) -> None:
+        self._budget = budget
+        self._capacity = observation.capacity
+        self._views = by_arrival(observation.jobs)
+        self._failed: set[tuple[JobId, int]] = set()
+        self.size = size
+        self.jobs: tuple[JobView, ...] = ()
+        self.state: Array = np.zeros((ROWS, size), dtype=np.float32)
+        self.mask: NDArray[np.bool_] = np.zeros(3 * size + 1, dtype=np.bool_)
+        self._rebuild()
+
+    def target(self, action: int) -> tuple[JobView, int]:
+        """The job and the kind (an index of `KINDS`) that a job action means."""
+        return self.jobs[action // 3], action % 3
+
+    def column_of(self, job_id: JobId) -> int | None:
+        """Where a job stands in the window, if it does."""
+        return next((index for index, view in enumerate(self.jobs) if view.job_id == job_id), None)
+
+    def can_choose(self) -> bool:
+        """Whether anything but void is legal."""
+        return bool(self.mask[:-1].any())
+
+    def granted(self, job_id: JobId) -> None:
+        """The budget has just granted this job something."""
+        index = self.column_of(job_id)
+        if index is None:
+            return
+        view = self.jobs[index]
+        if _full(view, self._budget.allocation(job_id)):
+            self._rebuild()
+        else:
+            self._fill(index, view)
+
+    def refused(self, job_id: JobId, kind: int) -> None:
+        """The budget has just refused this job that; room only shrinks, so it stays refused for the slot."""
+        self._failed.add((job_id, kind))
+        if kind != BUNDLE:
+            self._failed.add((job_id, BUNDLE))
+        index = self.column_of(job_id)
+        if index is not None:
+            self._fill(index, self.jobs[index])
+
+    def _rebuild(self) -> None:
+        open_views = [view for view in self._views if not _full(view, self._budget.allocation(view.job_id))]
+        self.jobs = tuple(open_views[: self.size])
+        self.state = np.zeros_like(self.state)
+        self.mask = np.zeros_like(self.mask)
+        self.mask[-1] = True
+        for index, view in enumerate(self.jobs):
+            self._fill(index, view)
+
+    def _fill(self, index: int, view: JobView) -> None:
+        have = self._budget.allocation(view.job_id)
+        self.state[:, index] = column(view, have, self._capacity)
+        for kind, step in enumerate(KINDS):
+            self.mask[3 * index + kind] = self._legal(view, have, kind, have + step)
+
+    def _legal(self, view: JobView, have: Allocation, kind: int, after: Allocation) -> bool:
+        started = have.workers >= view.minimum.workers and have.ps >= view.minimum.ps
+        fits = after.workers <= view.workers.maximum and after.ps <= view.ps.maximum
+        return started and fits and not view.pinned and (view.job_id, kind) not in self._failed
+
+
+def _full(view: JobView, have: Allocation) -> bool:
+    return have.workers >= view.workers.maximum and have.ps >= view.ps.maximum
+
+
+# --- Networks ----------------------------------------------------------------------------------------------------
+
+
+def features(states: Array) -> Array:
+    """Network inputs (n, 6J) from raw states (n, 6, J): every row brought to about 0..1.
+
+    The wait grows without bound, so it enters by its logarithm.
+    """
+    scaled = states * np.array([1 / 8, 1.0, 1.0, 1.0, 1 / 8, 1 / 8], dtype=np.float32)[:, None]
+    scaled[:, 1] = np.log1p(states[:, 1]) / 4
+    return scaled.reshape(len(states), -1).astype(np.float32)
+
+
+def forward(arrays: Mapping[str, Any], network: str, inputs: Any) -> Any:
+    """Outputs of the `policy` (logits) or `value` network, (n, outputs); on numpy arrays or torch tensors alike."""
+    depth = sum(name.startswith(f"{network}.") for name in arrays) // 2
+    hidden = inputs
+    for index in range(depth):
+        hidden = hidden @ arrays[f"{network}.{index}.weight"].T + arrays[f"{network}.{index}.bias"]
+        if index < depth - 1:
+            hidden = hidden.clip(min=0)
+    return hidden
+
+
+def initial(shape: Shape, seed: int) -> dict[str, Array]:
+    """Fresh weights: hidden layers uniform with He's bound; output layers near zero, so that nothing is preferred."""
+    result = {}
+    for name, size in shape.layers().items():
+        array = np.zeros(size, dtype=np.float32)
+        if name.endswith("weight"):
+            draw = stream(seed, f"dl2/initial/{name}").random
+            is_output = f"{name.split('.')[0]}.{int(name.split('.')[1]) + 1}.weight" not in shape.layers()
+            bound = 0.01 if is_output else math.sqrt(6 / size[1])
+            array[:] = np.array([(2 * draw() - 1) * bound for _ in range(array.size)]).reshape(size)
+        result[name] = array
+    return result
+
+
+def problem_with(arrays: Arrays, shape: Shape) -> str:
+    """What keeps these from being weights of this shape: one sentence, empty if nothing does."""
+    expected = shape.layers()
+    if sorted(arrays) != sorted(expected):
+        missing = ", ".join(sorted(set(expected) - set(arrays))) or "none"
+        extra = ", ".join(sorted(set(arrays) - set(expected))) or "none"
+        return f"the arrays differ from those of a {len(shape.hidden)}-layer policy: missing {missing}; unknown {extra}"
+    for name, size in expected.items():
+        if tuple(arrays[name].shape) != size:
+            return f"array {name} has shape {tuple(arrays[name].shape)}; expected {size}"
+        if arrays[name].dtype != np.float32:
+            return f"array {name} is {arrays[name].dtype}; expected float32"
+        if not np.isfinite(arrays[name]).all():
+            return f"array {name} holds values that are not finite"
+    return ""
+
+
+# --- Choosing ----------------------------------------------------------------------------------------------------
+
+
+def probabilities(logits: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Softmax over what is legal: the same as masking the softmax and renormalising."""
+    legal = np.where(mask, logits.astype(np.float64), -np.inf)
+    exponents = np.exp(legal - legal.max())
+    chances: NDArray[np.float64] = exponents / exponents.sum()
+    return chances
+
+
+def draw(chances: NDArray[np.float64], uniform: float) -> int:
+    """The action at `uniform` (0 <= uniform < 1) of the cumulative distribution; never one of probability zero."""
+    cumulative = np.cumsum(chances)
+    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return min(index, int(np.flatnonzero(chances)[-1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecisionSample:
+    """One choice of the network, as the learner needs it."""
+
+    slot: int
+    version: int
+    """Of the weights that chose."""
+    state: Array
+    """(6, J), raw."""
+    mask: NDArray[np.bool_]
+    """(3J+1,), true where legal."""
+    probabilities: Array
+    """(3J+1,), of the network over what was legal; where exploration chose instead, still the network's."""
+    action: int
+
+
+class Explorer(Protocol):
+    """May choose in the network's place while it learns."""
+
+    def choose(self, window: Window, chances: NDArray[np.float64], action: int, chance: Random) -> int:
+        """The action to take; `action` is the network's."""
+
+
+class DL2:
+    """The learned policy behind the `Policy` protocol.
+
+    Decisions depend on the observation, the weights, the seed and the slot's number, on nothing else. `load` may be
+    called from another thread while `decide` runs: a slot is decided with one set of weights from start to end.
+
+    Args:
+        arrays: weights of `shape`.
+        version: theirs.
+        explore: sample actions, as learning needs it; else take the likeliest.
+        explorer: overrides in training only.
+
+    Raises:
+        ValueError: the weights are not of this shape or not finite.
+    """
+
+    name = "dl2"
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        version: int = 1,
+        *,
+        shape: Shape | None = None,
+        seed: int = 0,
+        explore: bool = True,
+        explorer: Explorer | None = None,
+    ) -> None:
+        self.shape = shape or Shape()
+        self._seed = seed
+        self._explore = explore
+        self._explorer = explorer
+        self._trace: tuple[DecisionSample, ...] = ()
+        self._weights: tuple[int, dict[str, Array]]
+        self.load(version, arrays)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that the next slot is decided with."""
+        return self._weights[0]
+
+    def load(self, version: int, arrays: Arrays) -> None:
+        """Decide with these weights from the next slot on.
+
+        Raises:
+            ValueError: they are not of this policy's shape or not finite; the old ones stay.
+        """
+        problem = problem_with(arrays, self.shape)
+        if problem:
+            raise ValueError(f"weights of version {version} cannot be used: {problem}")
+        # One assignment, so that another thread sees the old pair or the new one.
+        self._weights = (version, {name: np.array(arrays[name]) for name in sorted(arrays)})
+
+    def last_trace(self) -> tuple[DecisionSample, ...]:
+        """The choices of the slot decided last; empty when there was nothing to choose."""
+        return self._trace
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        """Minimum for every job, then one action after the other until void or until nothing is legal."""
+        version, arrays = self._weights
+        self._trace = ()
+        admit([view for view in by_arrival(observation.jobs) if not view.pinned], budget)
+        window = Window(observation, budget, self.shape.window)
+        chance = stream(self._seed, f"dl2/act/{observation.slot}")
+        exploration = stream(self._seed, f"dl2/explore/{observation.slot}")
+        samples: list[DecisionSample] = []
+        logits = self._logits(arrays, window)
+        while window.can_choose():
+            chances = probabilities(logits, window.mask)
+            action = draw(chances, chance.random()) if self._explore else int(chances.argmax())
+            if self._explorer is not None:
+                action = self._explorer.choose(window, chances, action, exploration)
+            sample = _sample(observation.slot, version, window, chances, action)
+            if action == self.shape.void:
+                samples.append(sample)
+                break
+            view, kind = window.target(action)
+            if budget.grant(view.job_id, KINDS[kind].workers, KINDS[kind].ps):
+                samples.append(sample)
+                window.granted(view.job_id)
+                logits = self._logits(arrays, window)
+            else:
+                window.refused(view.job_id, kind)
+        self._trace = tuple(samples)
+        return Decision(observation.slot, budget.allocations(), self.name, version)
+
+    def _logits(self, arrays: Arrays, window: Window) -> Array:
+        logits: Array = forward(arrays, "policy", features(window.state[None]))[0]
+        if not np.isfinite(logits).all():
+            raise ArithmeticError("the policy network's outputs are not finite")
+        return logits
+
+
+def _sample(slot: int, version: int, window: Window, chances: NDArray[np.float64], action: int) -> DecisionSample:
+    return DecisionSample(slot, version, window.state.copy(), window.mask.copy(), chances.astype(np.float32), action)

@@ -1,0 +1,96 @@
+"""Lets no bad answer out: what a policy says is checked, and where it cannot be used the heuristic answers instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedsched.core.commands import AskPolicy
+from fedsched.core.decision import Decision, JobView, Observation, Policy
+from fedsched.core.ids import JobId
+from fedsched.core.job import Allocation, allocation_of
+from fedsched.core.placement import TentativePlacement
+from fedsched.core.resources import total
+from fedsched.policy.heuristics import by_arrival
+
+
+def decide(question: AskPolicy, policy: Policy, fallback: Policy) -> Decision:
+    """The policy's answer or, where it fails or cannot be used, the fallback's; then `Decision.fallback` says why.
+
+    Each has a budget of its own, so what a failing policy spent is not missing afterwards. The time it may take is the
+    caller's to watch.
+    """
+    try:
+        answer = policy.decide(question.observation, TentativePlacement(question.observation, question.keep_running))
+        problem = judge(question, answer)
+    except Exception as error:  # A policy can be anybody's code; whatever it raises must not stop the cluster.
+        problem = f"{type(error).__name__}: {error}"
+    if problem is None:
+        return answer
+    return fall_back(question, fallback, f"policy {policy.name} (version {policy.version}): {problem}")
+
+
+def fall_back(question: AskPolicy, fallback: Policy, reason: str) -> Decision:
+    """The heuristic's answer, marked with why it was asked."""
+    budget = TentativePlacement(question.observation, question.keep_running)
+    return replace(fallback.decide(question.observation, budget), fallback=reason)
+
+
+def judge(question: AskPolicy, answer: Decision) -> str | None:
+    """Why this answer cannot be used, in one sentence; None when it can.
+
+    Checked are the form (this slot, known jobs, each once), every job's limits, pinned jobs, the sum against the
+    cluster, and collapse: to run nothing although some job's minimum fits. Whether the sum also fits node by node
+    depends on the order of grants; placement leaves out what does not.
+    """
+    observation = question.observation
+    if answer.slot != observation.slot:
+        return f"its answer is for slot {answer.slot}; asked was slot {observation.slot}"
+    views = {view.job_id: view for view in observation.jobs}
+    if len({job_id for job_id, _ in answer.allocations}) < len(answer.allocations):
+        return "its answer names a job twice"
+    for job_id, allocation in answer.allocations:
+        if job_id not in views:
+            return f"its answer names job {job_id}, which is not in this slot"
+        problem = _beyond_limits(views[job_id], allocation)
+        if problem is not None:
+            return problem
+    return _beyond_capacity(observation, views, answer) or _collapsed(question, answer)
+
+
+def _beyond_limits(view: JobView, allocation: Allocation) -> str | None:
+    if view.pinned:
+        now = allocation_of(view.placement)
+        return None if allocation == now else f"it gives pinned job {view.job_id} {allocation}; it holds {now}"
+    if not allocation:
+        return None
+    if not view.minimum.workers <= allocation.workers <= view.workers.maximum:
+        allowed = f"{view.minimum.workers}..{view.workers.maximum} workers"
+        return f"it gives job {view.job_id} {allocation}; allowed are {allowed}"
+    if allocation.ps not in view.ps:
+        return f"it gives job {view.job_id} {allocation}; allowed are {view.ps} parameter servers"
+    return None
+
+
+def _beyond_capacity(observation: Observation, views: dict[JobId, JobView], answer: Decision) -> str | None:
+    promised = total(
+        [
+            views[job_id].worker_demand * allocation.workers + views[job_id].ps_demand * allocation.ps
+            for job_id, allocation in answer.allocations
+            # A pinned job may still be counted on a node that has just been lost.
+            if not views[job_id].pinned
+        ]
+    )
+    if promised.fits_in(observation.capacity):
+        return None
+    return f"it promises {promised}; the whole cluster has {observation.capacity}"
+
+
+def _collapsed(question: AskPolicy, answer: Decision) -> str | None:
+    if any(allocation for _, allocation in answer.allocations):
+        return None
+    budget = TentativePlacement(question.observation, question.keep_running)
+    for view in by_arrival(question.observation.jobs):
+        least = view.minimum
+        if budget.allocation(view.job_id) or budget.grant(view.job_id, least.workers, least.ps):
+            return f"it runs nothing, although the minimum of job {view.job_id}, {least}, fits"
+    return None

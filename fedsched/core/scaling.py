@@ -1,0 +1,719 @@
+"""Decides the life of one elastic job: who trains, who holds which parameters, and at which step that changes.
+
+The protocol is level-triggered. Every member has one `View`: all that it must know now. Views are numbered; a member
+obeys the newest and says which it has seen; a lost one is sent again. Members' reports are levels too ("all steps
+below 40 are done"), so losing, repeating or reordering messages costs time and never correctness.
+
+A worker may run a step only below `View.granted` and only under the plan that covers the step. A change of plan gets
+a *scaling clock*: the first step of the new plan, always one that nobody has been granted. The view that lets a worker
+reach the clock is therefore also the one that shows the new plan: nobody can run past it under the old one, and no
+acknowledgement has to be waited for. Checkpoints use the same trick: a step that ends with a checkpoint is announced
+before anybody may run it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import assert_never
+
+from fedsched.core.ids import TaskName
+from fedsched.core.job import Role, role_of
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of the model that lives on one server as a whole."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who does what from a step on."""
+
+    number: int
+    """1 for the attempt's first plan, then growing by one."""
+    from_step: int
+    workers: tuple[TaskName, ...]
+    """In the order in which their gradients are added; the first is the chief."""
+    servers: tuple[TaskName, ...]
+    owners: tuple[TaskName, ...]
+    """The server of each block, in the order of the job's blocks."""
+
+    @property
+    def tasks(self) -> tuple[TaskName, ...]:
+        """All members, workers first."""
+        return self.workers + self.servers
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that one member must know now; the one with the highest number counts."""
+
+    number: int
+    plans: tuple[Plan, ...]
+    """The current plan and, while a switch is under way, the next one. Each holds from its first step on."""
+    granted: int
+    """Steps below this may be run."""
+    saves: tuple[int, ...]
+    """Versions at which servers write a checkpoint: after all steps below were applied, before any other."""
+    leave: bool
+    """The member's part is over: it ends itself."""
+    message: str = ""
+    """Why, when the job failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingConfig:
+    """The limits of one job's protocol."""
+
+    join_s: float = 120.0
+    """The first members must be ready within this."""
+    stall_s: float = 300.0
+    """A job in which no step ends for so long has failed."""
+    checkpoint_every_s: float = 10.0
+    window_s: float = 0.2
+    """How far ahead workers are granted steps. Longer saves calls, shorter makes a switch come sooner."""
+    window_steps_min: int = 2
+    window_steps_max: int = 64
+    resend_s: float = 2.0
+    """A view that was not seen for so long is sent again."""
+
+
+# Events. Times come from the coordinator's monotonic clock.
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescribed:
+    """The first worker told what is trained; comes before any worker is ready."""
+
+    time_s: float
+    blocks: tuple[Block, ...]
+    steps: int
+    """Steps of the whole training."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReported:
+    """A member said how things stand with it. Values never shrink; an older report changes nothing."""
+
+    time_s: float
+    task: TaskName
+    seen: int = 0
+    """Number of the newest view it knows."""
+    done: int = 0
+    """Worker: all steps below this are finished, their results pulled."""
+    holds: int = 0
+    """Server: the newest plan of which it has all its blocks."""
+    saved: int = -1
+    """Server: the newest checkpoint version of which it has written its shard."""
+    pause_s: float = 0.0
+    """Worker: how long the last switch held it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGone:
+    """A member's process has ended or cannot be reached; with an error text when it told one."""
+
+    time_s: float
+    task: TaskName
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested:
+    """The executor wants exactly these members; new ones must be ready by the deadline."""
+
+    time_s: float
+    seq: int
+    tasks: tuple[TaskName, ...]
+    deadline_s: float
+    """A duration, counted from the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The executor wants the job to end, with a checkpoint first if it can be had within the grace."""
+
+    time_s: float
+    checkpoint: bool
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """The manifest is on disk: the checkpoint is complete."""
+
+    time_s: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint could not be written, a full disk say. Training goes on with the one before, but for the last."""
+
+    time_s: float
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+    time_s: float
+
+
+Event = (
+    ModelDescribed
+    | TaskReported
+    | TaskGone
+    | ScaleRequested
+    | StopRequested
+    | CheckpointWritten
+    | CheckpointFailed
+    | Tick
+)
+
+
+# Commands.
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give a member its newest view."""
+
+    task: TaskName
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """All shards of this step are on disk: write the manifest."""
+
+    step: int
+    servers: tuple[TaskName, ...]
+    """Whose shards belong to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerScale:
+    """Tell the executor what came of its order."""
+
+    seq: int
+    ok: bool
+    tasks: tuple[TaskName, ...]
+    """Members now."""
+    pause_s: float = 0.0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over; members are leaving."""
+
+    phase: Phase
+    message: str
+
+
+Command = Send | CompleteCheckpoint | AnswerScale | End
+
+
+class Phase(StrEnum):
+    """Where the attempt is."""
+
+    JOINING = "joining"
+    TRAINING = "training"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class _Member:
+    """A task that is connected and ready to work."""
+
+    since_s: float
+    seen: int = 0
+    done: int = 0
+    holds: int = 0
+    saved: int = -1
+    pause_s: float = 0.0
+    view: View | None = None
+    """Sent last."""
+    sent_s: float = 0.0
+
+    @property
+    def told_to_leave(self) -> bool:
+        """Such a member ends and never comes back; a later one of the same name is another process."""
+        return self.view is not None and self.view.leave
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A resize that was asked for and not answered."""
+
+    seq: int
+    tasks: tuple[TaskName, ...]
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How fast steps go, measured over stretches long enough to mean something."""
+
+    time_s: float
+    done: int
+    step_s: float | None = None
+
+    def measure(self, time_s: float, done: int) -> None:
+        """Take note of progress."""
+        if done > self.done and time_s - self.time_s >= 0.2:
+            self.step_s = (time_s - self.time_s) / (done - self.done)
+            self.time_s, self.done = time_s, done
+
+
+def index_of(task: TaskName) -> tuple[str, int]:
+    """Sorts tasks as people count: worker-2 before worker-10."""
+    role, _, index = task.rpartition("-")
+    return role, int(index)
+
+
+def assign(
+    blocks: Sequence[Block], servers: Sequence[TaskName], before: Sequence[TaskName] = (), *, slack: float = 0.05
+) -> tuple[TaskName, ...]:
+    """Best-fit: give every block a server so that bytes are balanced and few blocks move.
+
+    Blocks stay where they are unless their server leaves. What has no server goes, largest first, to the emptiest.
+    Then the fullest server passes on the block that best fills the gap to the emptiest one, as long as that makes the
+    gap smaller by more than `slack` of a fair share: a smaller gain is not worth a move.
+    """
+    if not servers:
+        raise ValueError("blocks need at least one server")
+    owners: dict[int, TaskName] = {index: owner for index, owner in enumerate(before) if owner in servers}
+    load = dict.fromkeys(servers, 0)
+    for index, owner in owners.items():
+        load[owner] += blocks[index].size_bytes
+    homeless = sorted((i for i in range(len(blocks)) if i not in owners), key=lambda i: (-blocks[i].size_bytes, i))
+    for index in homeless:
+        owner = min(servers, key=lambda server: (load[server], index_of(server)))
+        owners[index] = owner
+        load[owner] += blocks[index].size_bytes
+    worth = slack * sum(load.values()) / len(servers)
+    for _ in range(len(blocks)):
+        fullest = max(servers, key=lambda server: (load[server], index_of(server)))
+        emptiest = min(servers, key=lambda server: (load[server], index_of(server)))
+        gap = load[fullest] - load[emptiest]
+        fits = [
+            (abs(gap - 2 * blocks[i].size_bytes), i)
+            for i, owner in owners.items()
+            if owner == fullest and gap - abs(gap - 2 * blocks[i].size_bytes) > worth
+        ]
+        if not fits:
+            break
+        _, index = min(fits)
+        owners[index] = emptiest
+        load[fullest] -= blocks[index].size_bytes
+        load[emptiest] += blocks[index].size_bytes
+    return tuple(owners[index] for index in range(len(blocks)))
+
+
+@dataclass(slots=True)
+class Scaling:
+    """The protocol of one attempt: events in, commands out."""
+
+    tasks: tuple[TaskName, ...]
+    """The attempt's first members."""
+    time_s: float
+    start_step: int = 0
+    """Steps that a checkpoint already holds."""
+    config: ScalingConfig = field(default_factory=ScalingConfig)
+
+    phase: Phase = Phase.JOINING
+    message: str = ""
+    plan: Plan | None = None
+    next_plan: Plan | None = None
+    """Committed and not yet complete: some member may still be on the way to its first step."""
+    granted: int = 0
+    done: int = 0
+    """Steps that are finished for good: every later parameter contains them."""
+    checkpoint_step: int = -1
+    """Newest complete checkpoint."""
+    steps: int = 0
+
+    _blocks: tuple[Block, ...] | None = None
+    _members: dict[TaskName, _Member] = field(default_factory=dict)
+    _left: dict[TaskName, int] = field(default_factory=dict)
+    """Workers that ended after their last step, and how many steps they had done."""
+    _dismissed: set[TaskName] = field(default_factory=set)
+    """Tasks that must leave, come when they may."""
+    _order: _Order | None = None
+    _waiting: _Order | None = None
+    """Newest order that came while a switch was under way."""
+    _saves: dict[int, tuple[TaskName, ...]] = field(default_factory=dict)
+    """Checkpoints under way, and the servers whose shards they need."""
+    _completing: set[int] = field(default_factory=set)
+    _stop_step: int | None = None
+    _stop_until_s: float = math.inf
+    _saved_s: float = 0.0
+    _progress_s: float = 0.0
+    _pace: _Pace | None = None
+    _views: int = 0
+    _out: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tasks = tuple(sorted(self.tasks, key=index_of))
+        self.granted = self.done = self.start_step
+        self._saved_s = self._progress_s = self.time_s
+        if self.start_step:
+            self.checkpoint_step = self.start_step
+
+    @property
+    def ended(self) -> bool:
+        """Whether the attempt is over."""
+        return self.phase in (Phase.FINISHED, Phase.STOPPED, Phase.FAILED)
+
+    @property
+    def members(self) -> tuple[TaskName, ...]:
+        """Who takes part now."""
+        return tuple(sorted(self.plan.tasks, key=index_of)) if self.plan else ()
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take in what happened, say what is to be done."""
+        self.time_s = max(self.time_s, event.time_s)
+        match event:
+            case ModelDescribed():
+                self._blocks, self.steps = event.blocks, event.steps
+            case TaskReported():
+                self._report(event)
+            case TaskGone():
+                self._gone(event)
+            case ScaleRequested():
+                self._request(event)
+            case StopRequested():
+                self._stop(event)
+            case CheckpointWritten(_, step):
+                self._forget_save(step)
+                self.checkpoint_step = max(self.checkpoint_step, step)
+            case CheckpointFailed(_, step, message):
+                self._forget_save(step)
+                if step == self.steps and not self.ended:
+                    self._end(Phase.FAILED, f"the last checkpoint could not be written: {message}")
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        if not self.ended:
+            self._settle()
+        self._send_views()
+        out, self._out = self._out, []
+        return out
+
+    # What events change.
+
+    def _report(self, event: TaskReported) -> None:
+        if event.task not in self._members:
+            self._members[event.task] = _Member(self.time_s)
+            self._left.pop(event.task, None)
+        member = self._members[event.task]
+        member.seen = max(member.seen, event.seen)
+        member.holds = max(member.holds, event.holds)
+        member.saved = max(member.saved, event.saved)
+        if event.done >= member.done:
+            member.done, member.pause_s = event.done, event.pause_s
+        if self.plan and event.done > self.done:
+            self.done, self._progress_s = event.done, self.time_s
+        if self._pace:
+            self._pace.measure(self.time_s, self.done)
+
+    def _gone(self, event: TaskGone) -> None:
+        member = self._members.pop(event.task, None)
+        if self.ended or (member and member.told_to_leave):
+            self._dismissed.discard(event.task)
+            if member:
+                self._left[event.task] = member.done
+            return
+        if self._trained() and not event.error:
+            if member and role_of(event.task) is Role.WORKER:
+                self._left[event.task] = member.done
+                return
+            if not self._saves:  # Nobody needs this server any more.
+                return
+        why = f"{event.task} {event.error or 'ended unexpectedly'}"
+        if event.task in self._needed():
+            self._end(Phase.FAILED, why)
+        elif self._order and event.task in self._order.tasks:
+            self._roll_back(f"{why} while joining")
+
+    def _trained(self) -> bool:
+        """Whether every worker has the final parameters."""
+        return self.plan is not None and all(self._done(task) >= self.steps for task in self.plan.workers)
+
+    def _needed(self) -> set[TaskName]:
+        if self.plan is None:
+            return set(self.tasks)
+        return set(self.plan.tasks) | set(self.next_plan.tasks if self.next_plan else ())
+
+    def _request(self, event: ScaleRequested) -> None:
+        order = _Order(event.seq, tuple(sorted(set(event.tasks), key=index_of)), self.time_s + event.deadline_s)
+        problem = self._objection(order)
+        if problem:
+            self._answer(order, False, problem)
+            return
+        if self.next_plan is not None or self.plan is None:
+            if self._waiting:
+                self._answer(self._waiting, False, f"order {order.seq} took its place")
+            self._waiting = order
+            return
+        self._take(order)
+
+    def _take(self, order: _Order) -> None:
+        if self._order:
+            self._roll_back(f"order {order.seq} took its place", keep=order.tasks)
+        self._dismissed -= set(order.tasks)
+        self._order = order
+
+    def _objection(self, order: _Order) -> str:
+        if self.ended:
+            return f"the job is over: {self.phase}"
+        if self._stop_step is not None:
+            return "the job is stopping"
+        roles = [role_of(task) for task in order.tasks]
+        if Role.WORKER not in roles or Role.PS not in roles:
+            return "a job needs at least one worker and one parameter server"
+        return ""
+
+    def _stop(self, event: StopRequested) -> None:
+        if self.ended:
+            return
+        for order in (self._order, self._waiting):
+            if order and self.next_plan is None:
+                self._answer(order, False, "the job is stopping")
+                self._dismiss(set(order.tasks) - self._needed())
+        if self.next_plan is None:
+            self._order = self._waiting = None
+        if self.plan is None or not event.checkpoint:
+            self._end(Phase.STOPPED, "")
+            return
+        if self._stop_step is None:
+            self._stop_step = min(self.granted + 1, self.steps)
+            if self.checkpoint_step < self._stop_step:
+                self._save_at(self._stop_step)
+        self._stop_until_s = min(self._stop_until_s, self.time_s + event.grace_s)
+
+    # What follows from the new state.
+
+    def _settle(self) -> None:
+        if self.phase is Phase.JOINING:
+            self._settle_start()
+        if self.phase is Phase.TRAINING:
+            self._settle_switch()
+            self._settle_checkpoints()
+            self._settle_end()
+        if not self.ended:
+            self._grant()
+            self._dismiss_strays()
+
+    def _settle_start(self) -> None:
+        missing = [task for task in self.tasks if task not in self._members]
+        if not missing and self._blocks is not None:
+            workers = tuple(task for task in self.tasks if role_of(task) is Role.WORKER)
+            servers = tuple(task for task in self.tasks if role_of(task) is Role.PS)
+            if not servers:
+                self._end(Phase.FAILED, "a job needs at least one parameter server, and none was started")
+                return
+            self.plan = Plan(1, self.start_step, workers, servers, assign(self._blocks, servers))
+            self.phase = Phase.TRAINING
+            self._progress_s = self._saved_s = self.time_s
+            self._pace = _Pace(self.time_s, self.start_step)
+            if self._waiting:
+                self._order, self._waiting = self._waiting, None
+        elif self.time_s - self._progress_s > self.config.join_s:
+            self._end(Phase.FAILED, f"{', '.join(missing)} did not join within {self.config.join_s:g} s")
+
+    def _settle_switch(self) -> None:
+        if self.next_plan is not None and self._switched(self.next_plan):
+            self._complete_switch(self.next_plan)
+        if self.next_plan is None and self._order is None and self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._take(waiting)
+        if self._order is None or self.next_plan is not None:
+            return
+        missing = [task for task in self._order.tasks if not self._ready(task)]
+        # A server that is leaving must not take a shard with it that a checkpoint still waits for.
+        if not missing and not self._saves:
+            self._commit(self._order)
+        elif self.time_s > self._order.until_s:
+            late = f"{', '.join(missing)} did not join" if missing else "the checkpoint under way was not written"
+            self._roll_back(f"{late} in time")
+
+    def _ready(self, task: TaskName) -> bool:
+        return task in self._members and not self._members[task].told_to_leave
+
+    def _commit(self, order: _Order) -> None:
+        assert self.plan is not None
+        assert self._blocks is not None
+        if set(order.tasks) == set(self.plan.tasks):
+            self._order = None
+            self._answer(order, True, "")
+            return
+        clock = self.granted + max(1, self._window() // 2)
+        if clock >= self.steps:
+            self._roll_back(f"the training ends at step {self.steps}, before the switch could be made")
+            return
+        servers = self._in_order(self.plan.servers, order.tasks, Role.PS)
+        self.next_plan = Plan(
+            self.plan.number + 1,
+            clock,
+            self._in_order(self.plan.workers, order.tasks, Role.WORKER),
+            servers,
+            assign(self._blocks, servers, self.plan.owners),
+        )
+
+    def _in_order(self, before: tuple[TaskName, ...], wanted: tuple[TaskName, ...], role: Role) -> tuple[TaskName, ...]:
+        """Who stays keeps its place, so the chief changes only when it leaves; who is new comes last."""
+        stay = tuple(task for task in before if task in wanted)
+        return stay + tuple(task for task in wanted if role_of(task) is role and task not in stay)
+
+    def _switched(self, plan: Plan) -> bool:
+        """Whether every member has taken the step over the clock and every block is where it belongs."""
+        assert self.plan is not None
+        stepped = all(self._done(task) > plan.from_step for task in plan.workers)
+        left = all(self._done(task) >= plan.from_step for task in self.plan.workers if task not in plan.workers)
+        moved = all(self._holds(task) >= plan.number for task in plan.servers if task in plan.owners)
+        return stepped and left and moved
+
+    def _done(self, task: TaskName) -> int:
+        return self._left[task] if task in self._left else self._members[task].done
+
+    def _holds(self, task: TaskName) -> int:
+        return self._members[task].holds if task in self._members else 0
+
+    def _complete_switch(self, plan: Plan) -> None:
+        assert self.plan is not None
+        assert self._order is not None
+        pause_s = max([self._members[task].pause_s for task in plan.workers if task in self._members], default=0.0)
+        self._dismiss(set(self.plan.tasks) - set(plan.tasks))
+        self.plan, self.next_plan = plan, None
+        order, self._order = self._order, None
+        self._answer(order, True, "", pause_s)
+
+    def _settle_checkpoints(self) -> None:
+        due = self.time_s - self._saved_s >= self.config.checkpoint_every_s
+        if due and not self._saves and self.next_plan is None and self._stop_step is None:
+            step = self.granted + 1
+            if step < self.steps:
+                self._save_at(step)
+        if self.granted >= self.steps and self.checkpoint_step < self.steps and self.steps not in self._saves:
+            self._save_at(self.steps)
+        for step, servers in sorted(self._saves.items()):
+            saved = all(task in self._members and self._members[task].saved >= step for task in servers)
+            if saved and step not in self._completing:
+                self._completing.add(step)
+                self._out.append(CompleteCheckpoint(step, servers))
+
+    def _save_at(self, step: int) -> None:
+        plan = self._plan_at(step - 1)
+        self._saves.setdefault(step, tuple(task for task in plan.servers if task in plan.owners))
+        self._saved_s = self.time_s
+
+    def _forget_save(self, step: int) -> None:
+        self._saves.pop(step, None)
+        self._completing.discard(step)
+
+    def _plan_at(self, step: int) -> Plan:
+        assert self.plan is not None
+        return self.next_plan if self.next_plan and step >= self.next_plan.from_step else self.plan
+
+    def _settle_end(self) -> None:
+        assert self.plan is not None
+        if self._stop_step is not None:
+            if self._stop_step not in self._saves:
+                self._end(Phase.STOPPED, "")
+            elif self.time_s > self._stop_until_s:
+                self._end(Phase.STOPPED, "no checkpoint could be written within the grace")
+        elif self._trained() and self._left.keys() >= set(self.plan.workers) and not self._saves:
+            self._end(Phase.FINISHED, "")
+        elif self.done < self.steps and self.time_s - self._progress_s > self.config.stall_s:
+            slowest = min(self.plan.workers, key=lambda task: (self._done(task), index_of(task)))
+            self._end(Phase.FAILED, f"no step ended within {self.config.stall_s:g} s; {slowest} is furthest behind")
+
+    def _grant(self) -> None:
+        if self.phase is not Phase.TRAINING:
+            return
+        limit = self.steps if self._stop_step is None else self._stop_step
+        self.granted = max(self.granted, min(self.done + self._window(), limit))
+        # The last step always ends with a checkpoint, and who may run it has to know.
+        if self.granted >= self.steps > self.checkpoint_step and self.steps not in self._saves:
+            self._save_at(self.steps)
+
+    def _window(self) -> int:
+        assert self._pace is not None
+        steps = round(self.config.window_s / self._pace.step_s) if self._pace.step_s else 0
+        return min(max(steps, self.config.window_steps_min), self.config.window_steps_max)
+
+    def _dismiss_strays(self) -> None:
+        """Who came and is wanted by no order within the time for joining goes again."""
+        wanted = self._needed() | {task for order in (self._order, self._waiting) if order for task in order.tasks}
+        for task, member in self._members.items():
+            if task not in wanted and self.time_s - member.since_s > self.config.join_s:
+                self._dismissed.add(task)
+
+    # Answers and ends.
+
+    def _answer(self, order: _Order, ok: bool, message: str, pause_s: float = 0.0) -> None:
+        self._out.append(AnswerScale(order.seq, ok, self.members, pause_s, message))
+
+    def _roll_back(self, message: str, keep: Iterable[TaskName] = ()) -> None:
+        assert self._order is not None
+        order, self._order = self._order, None
+        self._dismiss(set(order.tasks) - self._needed() - set(keep))
+        self._answer(order, False, message)
+
+    def _dismiss(self, tasks: set[TaskName]) -> None:
+        """Only who is here: a task that comes later may be a new one under an old name."""
+        self._dismissed |= tasks & self._members.keys()
+
+    def _end(self, phase: Phase, message: str) -> None:
+        self.phase, self.message = phase, message
+        for order in (self._order, self._waiting):
+            if order:
+                self._answer(order, False, f"the job is over: {message or phase}")
+        self._order = self._waiting = None
+        self._out.append(End(phase, message))
+
+    # Views.
+
+    def _send_views(self) -> None:
+        for task in sorted(self._members, key=index_of):
+            member = self._members[task]
+            view = self._view_of(task, member)
+            last = member.view
+            if last is not None and view == replace(last, number=0):
+                unseen = member.seen < last.number and self.time_s - member.sent_s >= self.config.resend_s
+                if not unseen:
+                    continue
+                view = last
+            else:
+                self._views += 1
+                view = replace(view, number=self._views)
+            member.view, member.sent_s = view, self.time_s
+            self._out.append(Send(task, view))
+
+    def _view_of(self, task: TaskName, member: _Member) -> View:
+        plans = tuple(plan for plan in (self.plan, self.next_plan) if plan is not None and not self.ended)
+        worker = role_of(task) is Role.WORKER
+        out = self.next_plan is not None and task not in self.next_plan.tasks
+        crossed = worker and out and self.next_plan is not None and member.done >= self.next_plan.from_step
+        return View(
+            number=0,
+            plans=plans,
+            granted=self.granted if worker else 0,
+            saves=tuple(sorted(self._saves)) if worker else (),
+            leave=self.ended or task in self._dismissed or crossed or member.told_to_leave,
+            message=self.message if self.phase is Phase.FAILED else "",
+        )

@@ -87,6 +87,10 @@ class RoundConfig(Tree):
     learning_rate: float = Field(default=1e-4, gt=0)
     norm_max: float = Field(default=100.0, gt=0)
     """An update whose gradient norm is above this is refused."""
+    combine: Literal["weighted_mean", "trimmed_mean"] = "weighted_mean"
+    """How gradients become one; the trimmed mean bears a few clusters that send nonsense."""
+    trim_fraction: float = Field(default=0.2, ge=0, lt=0.5)
+    """Share of the updates that the trimmed mean leaves out at either end of each coordinate."""
 
 
 class AgentConfig(Tree):

@@ -93,6 +93,8 @@ def _pairs_to_maps(plain: Any, shape: Any) -> Any:
 
 
 def _maps_to_pairs(plain: Any, shape: Any) -> Any:
+    """The way back; an `optional` field that was not sent is None."""
+
     def convert(field: Any, value: Any) -> Any:
         if _is_map(field):
             return sorted(value.items())
@@ -102,7 +104,8 @@ def _maps_to_pairs(plain: Any, shape: Any) -> Any:
             return items if many else items[0]
         return value
 
-    return {name: convert(shape.fields_by_name[name], value) for name, value in plain.items()}
+    absent = {field.name: None for field in shape.fields if field.containing_oneof is not None}
+    return absent | {name: convert(shape.fields_by_name[name], value) for name, value in plain.items()}
 
 
 def _is_map(field: Any) -> bool:

@@ -87,6 +87,12 @@ def impossible(routing: Routing) -> bool:
     return bool(routing.verdicts) and all(verdict.reason in IMPOSSIBLE for verdict in routing.verdicts)
 
 
+def largest(clusters: Iterable[ClusterState]) -> ClusterState:
+    """The largest cluster whose nodes are known: by GPUs, then processors, then memory."""
+    known = [(state.record, state) for state in clusters if state.record is not None]
+    return max(known, key=lambda item: (*_size(item[0].capacity), item[0].name))[1]
+
+
 def fits(nodes: Iterable[Node], spec: JobSpec, allocation: Allocation) -> bool:
     """Whether all tasks of `allocation` find a place on these nodes when they are empty.
 

@@ -1,0 +1,101 @@
+"""Finished jobs in a SQLite file, so that etcd holds live state only."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsched.core.ids import JobId
+from fedsched.core.job import JobSpec, JobStatus, Transition
+from fedsched.core.views import Job
+from fedsched.runtime import codec
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    job_id TEXT PRIMARY KEY,
+    idempotency_key TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    status TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS jobs_by_key ON jobs (idempotency_key);
+CREATE TABLE IF NOT EXISTS transitions (
+    job_id TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    transition TEXT NOT NULL,
+    PRIMARY KEY (job_id, seq)
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A finished job with its whole story."""
+
+    job: Job
+    idempotency_key: str
+    transitions: tuple[Transition, ...]
+
+
+class History:
+    """Every controller writes down each finished job that it sees; the leader then removes it from etcd.
+
+    Safe from several threads. Writing a job again changes nothing that matters: a finished job never changes.
+    """
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(file, check_same_thread=False, timeout=10.0)
+        with self._lock, self._connection:
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.executescript(_SCHEMA)
+
+    def add(self, past: Past) -> None:
+        """Write a finished job down."""
+        job_id = past.job.spec.job_id
+        with self._lock, self._connection:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
+                (job_id, past.idempotency_key, _text(past.job.spec), _text(past.job.status)),
+            )
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO transitions VALUES (?, ?, ?)",
+                [(job_id, step.seq, _text(step)) for step in past.transitions],
+            )
+
+    def get(self, job_id: JobId) -> Job | None:
+        """The job, if it is written down here."""
+        return next(iter(self._jobs("WHERE job_id = ?", (job_id,))), None)
+
+    def by_key(self, idempotency_key: str) -> Job | None:
+        """The job that was submitted with this key."""
+        return next(iter(self._jobs("WHERE idempotency_key = ?", (idempotency_key,))), None)
+
+    def jobs(self) -> list[Job]:
+        """All of them."""
+        return self._jobs("", ())
+
+    def transitions(self, job_id: JobId | None = None) -> list[Transition]:
+        """The steps of one job or of all, by job and number."""
+        where, values = ("WHERE job_id = ?", (job_id,)) if job_id else ("", ())
+        with self._lock:
+            rows = self._connection.execute(
+                f"SELECT transition FROM transitions {where} ORDER BY job_id, seq", values
+            ).fetchall()
+        return [codec.loads(Transition, row[0]) for row in rows]
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    def _jobs(self, where: str, values: tuple[str, ...]) -> list[Job]:
+        with self._lock:
+            rows = self._connection.execute(f"SELECT spec, status FROM jobs {where}", values).fetchall()
+        return [Job(codec.loads(JobSpec, spec), codec.loads(JobStatus, status)) for spec, status in rows]
+
+
+def _text(value: object) -> str:
+    return codec.dumps(value).decode()

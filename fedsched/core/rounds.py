@@ -8,7 +8,7 @@ never pass through here, only what is known about them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
@@ -78,6 +78,7 @@ class RoundRecord:
     message: str = ""
     """Why it failed; empty otherwise."""
     traceparent: str = ""
+    """Trace of the round; written by whoever held it, the core knows none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class MemberReported:
     """A connected agent told its numbers anew."""
 
     cluster: ClusterName
+    term: int
     version: int
     samples: int
 
@@ -153,8 +155,6 @@ class TimePassed:
     """The clock moved; the core sees whether a round is due."""
 
     now_s: float
-    traceparent: str = ""
-    """Trace of the round that may start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,6 @@ class OpenRound:
     base_version: int
     asked: tuple[ClusterName, ...]
     started_s: float
-    traceparent: str
     stage: Stage = Stage.COLLECTING
     contributions: dict[ClusterName, Contribution] = field(default_factory=dict)
     absent: dict[ClusterName, Absentee] = field(default_factory=dict)
@@ -394,16 +393,16 @@ class Rounds:
         match event:
             case MemberJoined():
                 return self._join(event)
-            case MemberReported(cluster, version, samples):
-                known = self._members.get(cluster)
-                if known is not None:
-                    self._members[cluster] = replace(known, version=version, samples=samples)
+            case MemberReported(cluster, term, version, samples):
+                if cluster in self._members:
+                    self._terms[cluster] = max(term, self._terms[cluster])
+                    self._members[cluster] = Member(term, version, samples)
                 return []
             case MemberLeft(cluster):
                 self._members.pop(cluster, None)
                 return []
-            case TimePassed(now_s, traceparent):
-                return self._begin(now_s, traceparent) if self._is_due(now_s) else []
+            case TimePassed(now_s):
+                return self._begin(now_s) if self._is_due(now_s) else []
             case UpdateArrived():
                 return self._receive(event)
             case UpdateWithheld(number, cluster, absence, why, now_s):
@@ -439,12 +438,12 @@ class Rounds:
         ready = sum(1 for member in self._members.values() if member.samples >= self._rules.samples_min)
         return now_s - self._began_s >= self._rules.interval_s or (self._first_pending and ready >= self._rules.quorum)
 
-    def _begin(self, now_s: float, traceparent: str) -> list[RoundCommand]:
+    def _begin(self, now_s: float) -> list[RoundCommand]:
         ready = sum(1 for member in self._members.values() if member.samples >= self._rules.samples_min)
         self._first_pending = self._first_pending and ready < self._rules.quorum
         self._began_s = now_s
         asked = tuple(sorted(self._members))
-        self._open = OpenRound(self._number_last + 1, self._version, asked, now_s, traceparent)
+        self._open = OpenRound(self._number_last + 1, self._version, asked, now_s)
         return [RequestUpdates(self._open.number, self._version, asked, self._rules.deadline_s)]
 
     def _receive(self, event: UpdateArrived) -> list[RoundCommand]:
@@ -530,7 +529,6 @@ class Rounds:
             started_s=held.started_s,
             finished_s=now_s,
             message=message,
-            traceparent=held.traceparent,
         )
         held.stage = Stage.SAVING
         held.saving = SaveRound(record, policy)

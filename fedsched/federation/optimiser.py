@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -17,18 +18,19 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class ServerOptimiser:
-    """Adam over named arrays. The weights are given to each step, only the moments live here.
+    """Adam over named arrays: an immutable value. The weights are given to each step, only the moments live here.
 
     Args:
         learning_rate: Adam's step size.
+        moments: what an earlier step left, by the array's name.
     """
 
-    def __init__(self, learning_rate: float) -> None:
+    def __init__(self, learning_rate: float, moments: Mapping[str, Mapping[str, torch.Tensor]] | None = None) -> None:
         self._learning_rate = learning_rate
-        self._moments: dict[str, dict[str, torch.Tensor]] = {}
+        self._moments = dict(moments or {})
 
-    def step(self, arrays: Arrays, gradients: Arrays) -> dict[str, np.ndarray]:
-        """The weights after one step down the gradient; the given ones stay as they are."""
+    def step(self, arrays: Arrays, gradients: Arrays) -> tuple[dict[str, np.ndarray], ServerOptimiser]:
+        """The weights after one step down the gradient, and the optimiser after it."""
         names = sorted(arrays)
         parameters = [torch.nn.Parameter(torch.from_numpy(np.array(arrays[name]))) for name in names]
         # One tensor at a time (foreach=False): the result does not depend on how tensors would be grouped.
@@ -36,13 +38,14 @@ class ServerOptimiser:
         for name, parameter in zip(names, parameters, strict=True):
             parameter.grad = torch.from_numpy(np.array(gradients[name]))
             if name in self._moments:
-                adam.state[parameter] = dict(self._moments[name])
+                adam.state[parameter] = {moment: kept.clone() for moment, kept in self._moments[name].items()}
         adam.step()
-        self._moments = {
+        moments = {
             name: {moment: adam.state[parameter][moment] for moment in _MOMENTS}
             for name, parameter in zip(names, parameters, strict=True)
         }
-        return {name: parameter.detach().numpy() for name, parameter in zip(names, parameters, strict=True)}
+        stepped = {name: parameter.detach().numpy() for name, parameter in zip(names, parameters, strict=True)}
+        return stepped, ServerOptimiser(self._learning_rate, moments)
 
     def to_bytes(self) -> bytes:
         """The state as a safetensors file; the same state always gives the same bytes."""
@@ -66,11 +69,11 @@ class ServerOptimiser:
             flat = load(data)
         except SafetensorError as problem:
             raise CorruptCheckpoint(f"the optimiser's state cannot be read: {problem}") from problem
-        optimiser = cls(learning_rate)
+        moments: dict[str, dict[str, torch.Tensor]] = {}
         for key in sorted(flat):
-            moment, name = key.split("/", 1)
-            optimiser._moments.setdefault(name, {})[moment] = flat[key]
-        return optimiser
+            moment, _, name = key.partition("/")
+            moments.setdefault(name, {})[moment] = flat[key]
+        return cls(learning_rate, moments)
 
 
 def digest_of(data: bytes) -> str:

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from fedsched.core.ids import ClusterName
 
+WIRE_VERSION = 1
+"""Version of the stream between agent and aggregator; grows when an older peer could misread a message."""
+
 Arrays = Mapping[str, NDArray[Any]]
 """A policy's weights, or a gradient of them, by name."""
 

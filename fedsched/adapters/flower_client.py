@@ -1,0 +1,53 @@
+"""The agent's Flower ClientApp: a round's question in, the learner's gradient out, one span around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedsched import tracing
+from fedsched.adapters import flower
+from fedsched.federation.source import Declined, GradientSource, Hello
+
+_log = logging.getLogger(__name__)
+
+
+def client_app(hello: Callable[[], Hello], learner: GradientSource) -> ClientApp:
+    """The ClientApp around a learner; any transport of Flower's can call it."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays, request = flower.read_request(message.content)
+        term = hello().term
+        with tracing.span("gradient", parent=request.traceparent, attributes={"round": request.number}) as span:
+            mine = tracing.traceparent(span)
+            try:
+                gradient = learner.gradient(arrays, request.batch_size, request.seed)
+            except Declined as declined:
+                span.set_attribute("declined", str(declined))
+                content = flower.declined_content(term, request.base_version, str(declined), mine)
+            else:
+                span.set_attribute("samples", gradient.samples)
+                content = flower.reply_content(term, request.base_version, gradient, mine)
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def decline(message: Message, term: int, why: str) -> Message:
+    """An answer that gives nothing, without asking the learner."""
+    _, request = flower.read_request(message.content)
+    return Message(flower.declined_content(term, request.base_version, why, request.traceparent), reply_to=message)
+
+
+def answer(app: ClientApp, message: Message, context: Context) -> Message:
+    """The app's answer; where it raises, an error that says so."""
+    try:
+        return app(message, context)
+    except Exception as problem:
+        _log.exception("the gradient could not be computed")
+        return flower.failed_reply(message, f"the learner failed: {problem!r}")

@@ -1,0 +1,169 @@
+"""The aggregator's process: leads or stands by, holds rounds while it leads, ends in order on SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedsched import tracing
+from fedsched.adapters.election import Election
+from fedsched.adapters.etcd import EtcdStore
+from fedsched.aggregator.aggregator import Aggregator, check
+from fedsched.aggregator.policies import PolicyStore
+from fedsched.config import AggregatorConfig
+from fedsched.errors import AddressInUse, Conflict, FedschedError, StoreUnavailable
+from fedsched.runtime import keys
+from fedsched.runtime.ports import Store
+
+_log = logging.getLogger(__name__)
+
+ROLE = "aggregator"
+RETRY_S = 1.0
+"""Pause after etcd or the leadership was lost while rounds were held."""
+
+
+class Service:
+    """Campaigns for the role, and holds rounds whenever it leads.
+
+    Args:
+        config: the process's configuration.
+        store: etcd, or a memory store with the same behaviour.
+    """
+
+    def __init__(self, config: AggregatorConfig, store: Store) -> None:
+        check(config)
+        self._config = config
+        self._store = store
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._leading = False
+        self._aggregator: Aggregator | None = None
+        self._election: Election | None = None
+
+    @property
+    def address(self) -> str:
+        """Where agents connect; empty while standing by."""
+        aggregator = self._aggregator
+        return aggregator.address if aggregator is not None else ""
+
+    def run(self) -> None:
+        """Lead or stand by until `stop`.
+
+        Raises:
+            FedschedError: what keeps an aggregator from starting: see `Aggregator`.
+        """
+        self._store.get(keys.leader(ROLE))  # An etcd that is not there is reported at once.
+        me = f"{socket.gethostname()}/{os.getpid()}/{time.time():.3f}"
+        self._election = Election(self._store, ROLE, me, self._config.lease_ttl_s, self._on_change)
+        try:
+            while self._wait_to_lead():
+                self._lead(self._election)
+        finally:
+            self._election.close()
+
+    def stop(self) -> None:
+        """End `run` soon. From any thread, not from a signal handler."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            aggregator = self._aggregator
+        if aggregator is not None:
+            aggregator.close()
+
+    def _on_change(self, leading: bool) -> None:
+        with self._changed:
+            self._leading = leading
+            self._changed.notify_all()
+            aggregator = self._aggregator
+        if not leading and aggregator is not None:
+            _log.warning("another process may lead now; this one stands by")
+            # Not in this thread, which keeps the lease: ending the streams takes a moment.
+            threading.Thread(target=aggregator.close, name="step-down", daemon=True).start()
+
+    def _wait_to_lead(self) -> bool:
+        with self._changed:
+            if not self._leading:
+                _log.info("standing by until no other aggregator leads")
+            self._changed.wait_for(lambda: self._leading or self._stopping)
+            return not self._stopping
+
+    def _lead(self, election: Election) -> None:
+        config = self._config
+        policies = PolicyStore(
+            self._store, config.state_dir, config.policy.name, config.rounds.learning_rate, election.guard
+        )
+        try:
+            self._hold_rounds(policies)
+        except AddressInUse:
+            raise
+        except (Conflict, StoreUnavailable) as problem:
+            _log.warning("%s", problem.message)
+            # The election learns of it a little later than we do.
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or not self._leading, RETRY_S)
+
+    def _hold_rounds(self, policies: PolicyStore) -> None:
+        aggregator = Aggregator(self._config, policies)
+        try:
+            with self._changed:
+                self._aggregator = aggregator
+                ended = self._stopping or not self._leading
+            if not ended:
+                aggregator.run()
+        finally:
+            with self._changed:
+                self._aggregator = None
+            aggregator.close()
+
+
+def main(config: AggregatorConfig) -> int:
+    """Run the process until SIGTERM or SIGINT; returns its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    torch.set_num_threads(1)  # A step over one small network; more threads only take cores from jobs.
+    tracing.setup(ROLE, endpoint=config.tracing.endpoint, file=config.tracing.file)
+    store = EtcdStore(config.etcd)
+    try:
+        service = Service(config, store)
+        with _stopped_by_signals(service):
+            service.run()
+        return 0
+    except FedschedError as problem:
+        _log.error("%s", problem)
+        return problem.exit_code
+    finally:
+        store.close()
+        tracing.shutdown()
+
+
+@contextmanager
+def _stopped_by_signals(service: Service) -> Iterator[None]:
+    """Stop the service on SIGTERM and SIGINT, in a thread: a handler may not take locks."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def wait() -> None:
+        if os.read(reader, 1) != b"\0":
+            service.stop()
+
+    thread = threading.Thread(target=wait, name="signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(writer, b"\0")
+        thread.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)

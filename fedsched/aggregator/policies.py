@@ -1,0 +1,236 @@
+"""Policy versions and round records: the weights in files, all that is known of them in etcd, changed in one step."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
+from fedsched.errors import Conflict, CorruptCheckpoint
+from fedsched.federation.optimiser import ServerOptimiser, digest_of
+from fedsched.policy import checkpoint
+from fedsched.policy.checkpoint import Checkpoint
+from fedsched.runtime import codec, keys
+from fedsched.runtime.ports import Delete, Guard, Put, RevisionIs, Store, Write
+
+_log = logging.getLogger(__name__)
+
+ROUNDS_KEPT = 1000
+"""Older round records are removed, so that etcd stays small."""
+VERSIONS_KEPT = 50
+"""Older policy versions are removed, records and files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A policy version with everything that a round starts from."""
+
+    record: PolicyRecord
+    checkpoint: Checkpoint
+    data: bytes
+    """The checkpoint's file."""
+    optimiser: ServerOptimiser
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the rounds stand: the version in force and the highest numbers given so far."""
+
+    active: Version
+    version_last: int
+    number_last: int
+
+
+class PolicyStore:
+    """One policy's versions and rounds.
+
+    Args:
+        store: holds the records.
+        state_dir: the files lie under `policies/<name>` in it.
+        name: the policy.
+        learning_rate: of the server optimiser.
+        guard: must hold for every write: that this process still leads.
+    """
+
+    def __init__(
+        self, store: Store, state_dir: Path, name: str, learning_rate: float, guard: Callable[[], Guard]
+    ) -> None:
+        self._store = store
+        self._state_dir = state_dir
+        self._name = name
+        self._learning_rate = learning_rate
+        self._guard = guard
+
+    def load(self, first: Path) -> Standing:
+        """Where the rounds stand; when there is no version yet, the checkpoint `first` becomes version 1.
+
+        A version whose file is missing or damaged is marked in its record, and the newest sound one before it is put
+        in force instead.
+
+        Raises:
+            CorruptCheckpoint: no version is sound, or `first` is not.
+            Conflict: another process leads meanwhile.
+            StoreUnavailable: etcd does not answer.
+        """
+        records = self._records()
+        rounds = self._store.list(keys.ROUNDS).entries
+        number_last = int(rounds[-1].key.removeprefix(keys.ROUNDS)) if rounds else 0
+        if not records:
+            return Standing(self._register(first), 1, number_last)
+        version_last = max(records)
+        entry = self._store.get(keys.policy_active(self._name))
+        wanted = int(entry.value) if entry is not None else version_last
+        active, damaged = self._newest_sound([records[v] for v in sorted(records, reverse=True) if v <= wanted])
+        if damaged:
+            self._fall_back(active.record.version, damaged)
+        return Standing(active, version_last, number_last)
+
+    def write(self, version: int, digest: str, data: bytes, optimiser: ServerOptimiser) -> NewWeights:
+        """Make a version's files durable; nobody sees them before `save`.
+
+        Args:
+            version: its number.
+            digest: of the checkpoint's arrays.
+            data: the checkpoint's file.
+            optimiser: its state after the step that made the version.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        state = optimiser.to_bytes()
+        location = f"policies/{self._name}/{version:06d}.safetensors"
+        optimiser_location = f"policies/{self._name}/{version:06d}.optimiser.safetensors"
+        _write_durably(self._state_dir / location, data)
+        _write_durably(self._state_dir / optimiser_location, state)
+        return NewWeights(digest, location, len(data), optimiser_location, digest_of(state))
+
+    def save(self, record: RoundRecord, policy: PolicyRecord | None) -> None:
+        """Write the round's record and, if it made one, the new version and that it is in force: one transaction.
+
+        May be called again with the same arguments when it is not known whether the first call had an effect.
+
+        Raises:
+            Conflict: another process leads meanwhile; nothing was written.
+            StoreUnavailable: etcd does not answer; it may or may not have been written.
+        """
+        key = keys.round_record(record.number)
+        value = codec.dumps(record)
+        writes: list[Write] = [Put(key, value)]
+        if record.number > ROUNDS_KEPT:
+            writes.append(Delete(keys.round_record(record.number - ROUNDS_KEPT)))
+        if policy is not None:
+            writes += self._activate(policy)
+        outcome = self._store.commit((self._guard(), RevisionIs(key, 0)), tuple(writes))
+        if not outcome.ok:
+            found = self._store.get(key)
+            if found is None or found.value != value:
+                raise _superseded(f"round {record.number} was not saved")
+        if policy is not None:
+            self._remove_files(policy.version - VERSIONS_KEPT)
+
+    def _activate(self, policy: PolicyRecord) -> list[Write]:
+        writes: list[Write] = [
+            Put(keys.policy_version(self._name, policy.version), codec.dumps(policy)),
+            Put(keys.policy_active(self._name), str(policy.version).encode()),
+        ]
+        if policy.version > VERSIONS_KEPT:
+            writes.append(Delete(keys.policy_version(self._name, policy.version - VERSIONS_KEPT)))
+        return writes
+
+    def _records(self) -> dict[int, PolicyRecord]:
+        prefix = f"{keys.POLICIES}{self._name}/"
+        active = keys.policy_active(self._name)
+        found = [entry for entry in self._store.list(prefix).entries if entry.key != active]
+        return {int(entry.key.removeprefix(prefix)): codec.loads(PolicyRecord, entry.value) for entry in found}
+
+    def _register(self, first: Path) -> Version:
+        """Make the configured checkpoint version 1."""
+        weights = checkpoint.load(first)
+        optimiser = ServerOptimiser(self._learning_rate)
+        data = weights.to_bytes()
+        made = self.write(1, weights.digest, data, optimiser)
+        record = PolicyRecord(
+            name=self._name,
+            version=1,
+            digest=made.digest,
+            location=made.location,
+            size_bytes=made.size_bytes,
+            created_s=(self._state_dir / made.location).stat().st_mtime,
+            optimiser_location=made.optimiser_location,
+            optimiser_digest=made.optimiser_digest,
+        )
+        guards = (self._guard(), RevisionIs(keys.policy_active(self._name), 0))
+        if not self._store.commit(guards, tuple(self._activate(record))).ok:
+            raise _superseded("the first version was not registered")
+        _log.info("policy %s version 1 is %s", self._name, first)
+        return Version(record, weights, data, optimiser)
+
+    def _newest_sound(self, newest_first: list[PolicyRecord]) -> tuple[Version, list[tuple[PolicyRecord, str]]]:
+        damaged: list[tuple[PolicyRecord, str]] = []
+        for record in newest_first:
+            try:
+                return self._read(record), damaged
+            except CorruptCheckpoint as problem:
+                _log.error("policy %s version %d cannot be used: %s", self._name, record.version, problem)
+                damaged.append((record, problem.message))
+        raise CorruptCheckpoint(
+            f"none of the {len(damaged)} versions of policy {self._name} in {self._state_dir / 'policies'} is sound; "
+            f"of the newest: {damaged[0][1] if damaged else 'there is none'}",
+            "restore that directory from a backup; the records in etcd name each file and its digest",
+        )
+
+    def _read(self, record: PolicyRecord) -> Version:
+        path = self._state_dir / record.location
+        weights = checkpoint.load(path)
+        if weights.digest != record.digest:
+            raise CorruptCheckpoint(
+                f"{path} holds weights with digest {weights.digest[:12]}; the record says {record.digest[:12]}",
+                "restore the file from a backup",
+            )
+        return Version(record, weights, path.read_bytes(), self._read_optimiser(record))
+
+    def _read_optimiser(self, record: PolicyRecord) -> ServerOptimiser:
+        path = self._state_dir / record.optimiser_location
+        try:
+            return ServerOptimiser.from_bytes(self._learning_rate, path.read_bytes(), record.optimiser_digest)
+        except (OSError, CorruptCheckpoint) as problem:
+            # The weights are what counts; without its moments Adam only takes a few rounds to find its pace again.
+            _log.error("the optimiser of version %d starts anew, its state is lost: %s", record.version, problem)
+            return ServerOptimiser(self._learning_rate)
+
+    def _fall_back(self, version: int, damaged: list[tuple[PolicyRecord, str]]) -> None:
+        writes: list[Write] = [Put(keys.policy_active(self._name), str(version).encode())]
+        for record, why in damaged:
+            marked = replace(record, message=f"its file is corrupt, version {version} is in force instead: {why}")
+            writes.append(Put(keys.policy_version(self._name, record.version), codec.dumps(marked)))
+        if not self._store.commit((self._guard(),), tuple(writes)).ok:
+            raise _superseded(f"falling back to version {version} was not recorded")
+        _log.error("policy %s falls back to version %d", self._name, version)
+
+    def _remove_files(self, version: int) -> None:
+        folder = self._state_dir / "policies" / self._name
+        for suffix in ("safetensors", "optimiser.safetensors"):
+            (folder / f"{version:06d}.{suffix}").unlink(missing_ok=True)
+
+
+def _superseded(what: str) -> Conflict:
+    return Conflict(f"{what}: another aggregator leads now", "nothing, if that was meant; else stop one of the two")
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    """Write a file so that it is whole or absent, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,211 @@
+"""One cluster's agent: puts the scheduling core and its loop between the live edges and keeps them running."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+from fedsched import __version__
+from fedsched.adapters.attach import AttachClient, ReadLogs
+from fedsched.adapters.etcd import EtcdStore
+from fedsched.adapters.federation_client import FederationClient
+from fedsched.adapters.lease import LeaseKeeper
+from fedsched.agent.assignments import AssignmentWatch, assigned
+from fedsched.agent.deciding import DecidingPolicy
+from fedsched.agent.inbox import Inbox, Stop
+from fedsched.agent.learning import ClusterLearning
+from fedsched.agent.ledger import StoreLedger
+from fedsched.agent.logs import read_logs
+from fedsched.agent.membership import agent_id, take_term
+from fedsched.agent.ticking import Ticker
+from fedsched.agent.tracing import JobTraces
+from fedsched.config import AgentConfig, NodeConfig
+from fedsched.core.cluster import ClusterRecord, Node
+from fedsched.core.commands import Command
+from fedsched.core.decision import Policy
+from fedsched.core.events import Event, LeaseLost, LeaseRegained, SlotStarted, TermTaken
+from fedsched.core.ids import ClusterName, JobId, NodeName
+from fedsched.core.job import ACTIVE
+from fedsched.core.resources import Resources
+from fedsched.core.scheduler import Scheduler
+from fedsched.core.state import SchedulerConfig
+from fedsched.errors import Conflict
+from fedsched.executor.local import LocalExecutor
+from fedsched.federation.source import Hello
+from fedsched.learn.actor_critic import Learner
+from fedsched.policy import registry
+from fedsched.policy.dl2 import DL2
+from fedsched.process import told_to_end
+from fedsched.runtime import codec, keys
+from fedsched.runtime.journal import Journal
+from fedsched.runtime.loop import Loop
+from fedsched.runtime.ports import ValueIs
+
+_log = logging.getLogger(__name__)
+
+
+def main(config: AgentConfig) -> int:
+    """Serve the cluster until a signal ends the process; its jobs keep running after that.
+
+    Raises:
+        StoreUnavailable: etcd does not answer at the start.
+        Conflict: another agent serves the cluster, now or since.
+        CorruptCheckpoint: the policy's weights cannot be used.
+    """
+    store = EtcdStore(config.etcd)
+    inbox = Inbox()
+    try:
+        with told_to_end(lambda: inbox.post(Stop())):
+            agent = Agent(config, store, inbox)
+            try:
+                stop = agent.run()
+            finally:
+                agent.close()
+    finally:
+        store.close()
+    if stop.error is not None:
+        raise stop.error
+    return 0
+
+
+class Agent:
+    """All parts of one agent. `run` owns the loop; `close` lets go of the jobs without touching them."""
+
+    def __init__(self, config: AgentConfig, store: EtcdStore, inbox: Inbox) -> None:
+        self._config = config
+        self._cluster = ClusterName(config.cluster)
+        self._inbox = inbox
+        policy = registry.make(config.policy)
+        self._policy = policy
+        nodes = tuple(_node(node) for node in config.nodes)
+        self.scheduler = Scheduler(
+            SchedulerConfig(self._cluster, config.slot.length_s, keep_running=not config.preempt), nodes
+        )
+        self._agent_id = agent_id()
+        self._started_s = time.time()
+        self._term = take_term(store, self._cluster, lease_ttl_s=config.lease_ttl_s)
+        _log.info("serving cluster %s under term %d with policy %s", self._cluster, self._term, policy.name)
+        with contextlib.ExitStack() as undo:
+            self._build(config, store, policy, undo)
+            self._parts = undo.pop_all()
+
+    def run(self) -> Stop:
+        """Drive the loop until the agent is told to stop."""
+        return self._inbox.drain(self._loop)
+
+    def close(self) -> None:
+        """Stop all parts, newest first."""
+        self._parts.close()
+
+    def _build(self, config: AgentConfig, store: EtcdStore, policy: Policy, undo: contextlib.ExitStack) -> None:
+        ledger = StoreLedger(store, self._cluster, self._term, self._inbox)
+        undo.callback(ledger.close)
+        learner = Learner(policy.shape) if isinstance(policy, DL2) else None
+        deciding = DecidingPolicy(
+            self._inbox.post,
+            policy,
+            registry.heuristic(config.policy.fallback),
+            decision_s_max=config.slot.decision_s_max,
+            learner=learner,
+        )
+        undo.callback(deciding.close)
+        executor = LocalExecutor(
+            post=self._inbox.post,
+            clock=time.time,
+            root=config.state_dir / "executor",
+            trace_file=config.tracing.file,
+            trace_endpoint=config.tracing.endpoint,
+        )
+        undo.callback(executor.close)
+        journal = Journal(config.state_dir / "journal.jsonl")
+        undo.callback(journal.close)
+        self._loop = Loop(
+            self.scheduler,
+            ledger,
+            executor,
+            deciding,
+            journal,
+            observers=(JobTraces(self._cluster, lambda: deciding.last_span), self._publish),
+        )
+        self._loop.step(TermTaken(time.time(), self._term, assigned(store, self._cluster)))
+        self._keeper = self._register(store)
+        undo.callback(self._keeper.close)
+        undo.callback(AssignmentWatch(store, self._cluster, self._inbox.post).close)
+        undo.callback(AttachClient(store, self._cluster, self._agent_id, self._read_logs(executor)).close)
+        if isinstance(policy, DL2) and learner is not None and config.aggregator is not None:
+            undo.callback(self._join_federation(config.aggregator, policy, learner).close)
+        undo.callback(Ticker(config.slot.length_s, self._inbox.post).close)
+
+    def _register(self, store: EtcdStore) -> LeaseKeeper:
+        key = keys.cluster(self._cluster)
+        keeper = LeaseKeeper(
+            store,
+            self._config.lease_ttl_s,
+            {key: codec.dumps(self._record())},
+            guards=(ValueIs(keys.term(self._cluster), str(self._term).encode()),),
+            on_lost=self._on_lost,
+            on_regained=lambda: self._inbox.post(LeaseRegained(time.time())),
+        )
+        keeper.start()
+        return keeper
+
+    def _on_lost(self) -> None:
+        if self._keeper.refused:
+            problem = f"another agent has taken over cluster {self._cluster}; this one held term {self._term}"
+            self._inbox.post(Stop(Conflict(problem, "nothing, if that was meant")))
+        else:
+            _log.warning("the cluster's lease is lost: what runs goes on, nothing new is placed until etcd is back")
+            self._inbox.post(LeaseLost(time.time()))
+
+    def _publish(self, event: Event, _: Sequence[Command]) -> None:
+        """Once a slot, what the federation may know of this cluster."""
+        if isinstance(event, SlotStarted):
+            self._keeper.update(keys.cluster(self._cluster), codec.dumps(self._record()))
+
+    def _record(self) -> ClusterRecord:
+        state = self.scheduler.state
+        jobs = list(state.jobs.values())
+        running = sum(1 for job in jobs if job.status.phase in ACTIVE)
+        host, pid, _ = self._agent_id.rsplit("/", 2)
+        return ClusterRecord(
+            name=self._cluster,
+            term=self._term,
+            agent_id=self._agent_id,
+            agent_version=__version__,
+            host=host,
+            pid=int(pid),
+            nodes=tuple(state.nodes[name] for name in sorted(state.nodes)),
+            usage=state.usage(),
+            queued=len(jobs) - running,
+            running=running,
+            policy=self._policy.name,
+            policy_version=self._policy.version,
+            slot=state.slot,
+            started_s=self._started_s,
+            labels=tuple(sorted(self._config.labels.items())),
+        )
+
+    def _read_logs(self, executor: LocalExecutor) -> ReadLogs:
+        def read(job_id: JobId, follow: bool) -> Iterator[bytes]:
+            return read_logs(lambda: executor.log_files(job_id), lambda: job_id in self.scheduler.state.jobs, follow)
+
+        return read
+
+    def _join_federation(self, aggregator: str, policy: DL2, learner: Learner) -> FederationClient:
+        learning = ClusterLearning(policy, learner)
+
+        def hello() -> Hello:
+            return Hello(self._cluster, self._term, __version__, policy.name, policy.version, learning.samples)
+
+        return FederationClient(aggregator, hello=hello, learner=learning, on_policy=learning.take)
+
+
+def _node(config: NodeConfig) -> Node:
+    capacity = Resources(
+        cpu_milli=round(config.cpus * 1000),
+        memory_mib=round(config.memory_gb * 1024),
+        gpu_milli=round(config.gpus * 1000),
+    )
+    return Node(NodeName(config.name), capacity, config.accelerator)

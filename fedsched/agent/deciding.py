@@ -1,0 +1,124 @@
+"""Has the policy decide each slot within its deadline; past it the heuristic answers, and the answer says so."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from fedsched import tracing
+from fedsched.core.commands import AskPolicy, RewardSlot
+from fedsched.core.decision import Decision, Policy
+from fedsched.core.events import PolicyDecided
+from fedsched.learn.actor_critic import Learner
+from fedsched.policy import guardrail
+from fedsched.policy.dl2 import DL2
+from fedsched.runtime.ports import Post
+
+_log = logging.getLogger(__name__)
+
+
+class DecidingPolicy:
+    """The live policy port: one thread decides, a timer per open question watches the clock.
+
+    Args:
+        policy: the configured one, bare.
+        fallback: the heuristic that answers when it is late, fails, or cannot be used.
+        decision_s_max: how long a decision may take.
+        learner: hears of DL2's choices and of what they brought; None for heuristics.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        policy: Policy,
+        fallback: Policy,
+        *,
+        decision_s_max: float,
+        learner: Learner | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._post = post
+        self._policy = policy
+        self._fallback = fallback
+        self._decision_s_max = decision_s_max
+        self._learner = learner
+        self._clock = clock
+        self._questions: queue.Queue[AskPolicy | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._watchdogs: dict[int, threading.Timer] = {}
+        self.last_span = ""
+        """Traceparent of the newest slot's decision, for links from the orders that came of it."""
+        self._thread = threading.Thread(target=self._run, name="policy", daemon=True)
+        self._thread.start()
+
+    def ask(self, question: AskPolicy) -> None:
+        """Decide this slot; a question that is still open is answered by the fallback at its deadline."""
+        slot = question.observation.slot
+        watchdog = threading.Timer(self._decision_s_max, self._too_late, [question])
+        watchdog.daemon = True
+        with self._lock:
+            self._watchdogs[slot] = watchdog
+        watchdog.start()
+        self._questions.put(question)
+
+    def reward(self, reward: RewardSlot) -> None:
+        """Tell the learner what a slot brought."""
+        if self._learner is not None:
+            self._learner.reward(reward)
+
+    def close(self) -> None:
+        """End the threads; open questions stay unanswered."""
+        with self._lock:
+            for watchdog in self._watchdogs.values():
+                watchdog.cancel()
+            self._watchdogs.clear()
+        self._questions.put(None)
+        self._thread.join(self._decision_s_max)
+
+    def _run(self) -> None:
+        while (question := self._questions.get()) is not None:
+            slot = question.observation.slot
+            with self._lock:
+                late = slot not in self._watchdogs
+            if late:
+                continue  # the fallback has answered while an older question was still being decided
+            with tracing.span(
+                "agent.decide", attributes={"slot": slot, "jobs": len(question.observation.jobs)}
+            ) as span:
+                decision = guardrail.decide(question, self._policy, self._fallback)
+                span.set_attributes(
+                    {"policy": decision.policy, "version": decision.version, "fallback": decision.fallback}
+                )
+                traceparent = tracing.traceparent(span)
+            trace = self._policy.last_trace() if isinstance(self._policy, DL2) and not decision.fallback else ()
+            if not self._claim(slot):
+                _log.warning("slot %d: the policy's answer came too late and is not used", slot)
+                continue
+            self.last_span = traceparent
+            if self._learner is not None and trace:
+                self._learner.record(slot, trace)
+            self._answer(decision)
+
+    def _too_late(self, question: AskPolicy) -> None:
+        if not self._claim(question.observation.slot):
+            return
+        reason = f"policy {self._policy.name} did not answer within {self._decision_s_max:g} s"
+        _log.warning("slot %d: %s; the heuristic decides", question.observation.slot, reason)
+        self._answer(guardrail.fall_back(question, self._fallback, reason))
+
+    def _claim(self, slot: int) -> bool:
+        """Whether the caller is the first to answer this slot."""
+        with self._lock:
+            watchdog = self._watchdogs.pop(slot, None)
+        if watchdog is None:
+            return False
+        watchdog.cancel()
+        return True
+
+    def _answer(self, decision: Decision) -> None:
+        if decision.fallback:
+            _log.warning("slot %d: %s decided: %s", decision.slot, decision.policy, decision.fallback)
+        self._post(PolicyDecided(self._clock(), decision))

@@ -1,0 +1,51 @@
+"""Puts the cluster's learner and its learned policy behind the federation's client."""
+
+from __future__ import annotations
+
+import logging
+
+from fedsched.errors import CorruptCheckpoint
+from fedsched.federation.source import Arrays, Declined, PolicyOffer
+from fedsched.learn.actor_critic import Learner, Update
+from fedsched.policy import checkpoint
+from fedsched.policy.dl2 import DL2
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterLearning:
+    """What an agent gives to the federation and takes from it."""
+
+    def __init__(self, policy: DL2, learner: Learner) -> None:
+        self._policy = policy
+        self._learner = learner
+
+    @property
+    def samples(self) -> int:
+        """Decisions with a known reward."""
+        return len(self._learner)
+
+    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Update:
+        """The gradient at the federation's weights over what happened in this cluster.
+
+        Raises:
+            Declined: nothing has happened yet.
+        """
+        if not self.samples:
+            raise Declined("no decision of this cluster has a reward yet")
+        return self._learner.gradient(arrays, batch_size, seed)
+
+    def take(self, offer: PolicyOffer) -> str | None:
+        """Decide with the offered version from the next slot on; None, or why not."""
+        try:
+            offered = checkpoint.from_bytes(offer.checkpoint, f"policy {offer.name} version {offer.version}")
+        except CorruptCheckpoint as problem:
+            return problem.message
+        if offered.digest != offer.digest:
+            return f"its digest is {offered.digest}; announced was {offer.digest}"
+        try:
+            self._policy.load(offer.version, offered.arrays)
+        except ValueError as problem:
+            return str(problem)
+        _log.info("policy %s version %d decides from the next slot on", offer.name, offer.version)
+        return None

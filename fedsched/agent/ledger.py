@@ -1,0 +1,96 @@
+"""Writes job records to the store, in order, each step one transaction that holds only under the agent's own term."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+
+from fedsched.agent.inbox import Inbox, Stop, Written
+from fedsched.core.commands import SaveJob
+from fedsched.core.ids import ClusterName
+from fedsched.core.job import TERMINAL
+from fedsched.errors import Conflict, StoreUnavailable
+from fedsched.runtime import codec, keys
+from fedsched.runtime.ports import Delete, Put, Store, ValueIs, Write
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class StoreLedger:
+    """A thread that writes while the loop goes on.
+
+    While the store is away it tries again and again, so the world stands still as far as new orders are concerned and
+    jobs run on. Writing the same records twice (the answer to the first try was lost) changes nothing. Once another
+    agent holds the cluster's term, nothing is written any more and the agent ends.
+    """
+
+    def __init__(self, store: Store, cluster: ClusterName, term: int, inbox: Inbox) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._guard = ValueIs(keys.term(cluster), str(term).encode())
+        self._term = term
+        self._inbox = inbox
+        self._queue: queue.Queue[tuple[int, tuple[SaveJob, ...]] | None] = queue.Queue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def save(self, ticket: int, records: Sequence[SaveJob]) -> None:
+        """Write the step's records soon; `Written` follows."""
+        self._queue.put((ticket, tuple(records)))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits, if the store answers within `timeout_s`, and end."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        self._closing.set()
+        self._thread.join(BACKOFF_MAX_S)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            ticket, records = item
+            if not self._write(records):
+                return
+            self._inbox.post(Written(ticket))
+
+    def _write(self, records: Sequence[SaveJob]) -> bool:
+        writes = self._writes(records)
+        pause_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                committed = self._store.commit((self._guard,), writes)
+            except StoreUnavailable as problem:
+                _log.warning("cannot write %d record(s), trying again: %s", len(records), problem.message)
+                if self._closing.wait(pause_s):
+                    return False
+                pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+                continue
+            if not committed.ok:
+                self._inbox.post(
+                    Stop(
+                        Conflict(
+                            f"another agent has taken over cluster {self._cluster}; this one held term {self._term}",
+                            "nothing, if that was meant; otherwise give each cluster's agent its own name",
+                        )
+                    )
+                )
+            return committed.ok
+
+    def _writes(self, records: Sequence[SaveJob]) -> tuple[Write, ...]:
+        """The newest status of each job, every transition, and no assignment any more for a job that is over."""
+        writes: dict[str, Write] = {}
+        for record in records:
+            status, transition = record.status, record.transition
+            writes[keys.job_status(status.job_id)] = Put(keys.job_status(status.job_id), codec.dumps(status))
+            if transition is not None:
+                key = keys.job_transition(status.job_id, transition.seq)
+                writes[key] = Put(key, codec.dumps(transition))
+            if status.phase in TERMINAL:
+                key = keys.assignment(self._cluster, status.job_id)
+                writes[key] = Delete(key)
+        return tuple(writes.values())

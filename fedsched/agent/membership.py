@@ -1,0 +1,76 @@
+"""How an agent becomes the one that serves its cluster: it waits for a living twin, then takes the next term."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+import psutil
+
+from fedsched.core.cluster import ClusterRecord
+from fedsched.core.ids import ClusterName
+from fedsched.errors import Conflict
+from fedsched.runtime import codec, keys
+from fedsched.runtime.ports import Put, RevisionIs, Store
+
+_log = logging.getLogger(__name__)
+
+
+def agent_id() -> str:
+    """`host/pid/start time` of this process: unlike a pid alone, never used twice."""
+    process = psutil.Process()
+    return f"{socket.gethostname()}/{process.pid}/{process.create_time():.2f}"
+
+
+def take_term(store: Store, cluster: ClusterName, *, lease_ttl_s: int) -> int:
+    """Become the cluster's agent: the returned fencing number is higher than that of every agent before.
+
+    Raises:
+        Conflict: another living agent serves the cluster.
+        StoreUnavailable: the store did not answer.
+    """
+    _wait_for_twin(store, cluster, lease_ttl_s)
+    key = keys.term(cluster)
+    while True:
+        entry = store.get(key)
+        term = (int(entry.value) if entry else 0) + 1
+        guard = RevisionIs(key, entry.mod_revision if entry else 0)
+        if store.commit((guard,), (Put(key, str(term).encode()),)).ok:
+            return term
+
+
+def _wait_for_twin(store: Store, cluster: ClusterName, lease_ttl_s: int) -> None:
+    """Return when no agent serves the cluster: none is registered, or the registered one's process is gone."""
+    entry = store.get(keys.cluster(cluster))
+    if entry is None or _is_gone(codec.loads(ClusterRecord, entry.value)):
+        return
+    record = codec.loads(ClusterRecord, entry.value)
+    _log.warning("cluster %s is registered by %s; waiting for its lease to end", cluster, record.agent_id)
+    key, gone = keys.cluster(cluster), threading.Event()
+    watch = store.watch(  # the prefix may match other clusters too
+        key,
+        lambda snapshot: None if any(entry.key == key for entry in snapshot.entries) else gone.set(),
+        lambda change: gone.set() if change.key == key and change.entry is None else None,
+    )
+    try:
+        # A dead agent's lease ends within its own time to live; twice ours is generous where both are alike.
+        if not gone.wait(2 * lease_ttl_s + 1):
+            raise Conflict(
+                f"cluster {cluster} is already served by the living agent {record.agent_id}",
+                "stop that agent first, or give this one another cluster name",
+            )
+    finally:
+        watch.close()
+
+
+def _is_gone(record: ClusterRecord) -> bool:
+    """Whether the agent ran on this machine and its process has ended; unknown counts as alive."""
+    host, pid, started = record.agent_id.rsplit("/", 2)
+    if host != socket.gethostname() or int(pid) == os.getpid():
+        return False
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" != started
+    except psutil.NoSuchProcess:
+        return True

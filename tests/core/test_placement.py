@@ -1,0 +1,172 @@
+"""Placement against a dumb oracle, and what a budget promises."""
+
+from __future__ import annotations
+
+import itertools
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from fedsched.core.decision import JobView, Observation
+from fedsched.core.ids import JobId, NodeName
+from fedsched.core.job import Allocation, Placement, Range, Role, TaskPlacement, allocation_of, task_name
+from fedsched.core.placement import TentativePlacement, place
+from fedsched.core.resources import Resources
+from tests.core.world import node
+
+
+def view(
+    name: str, *, workers: tuple[int, int] = (1, 4), ps: tuple[int, int] = (1, 2), cpu: int = 1, **changes: object
+) -> JobView:
+    demand = Resources(cpu_milli=cpu * 1000)
+    fields: dict[str, object] = {
+        "job_id": JobId(name),
+        "job_type": "t",
+        "workers": Range(*workers),
+        "ps": Range(*ps),
+        "worker_demand": demand,
+        "ps_demand": demand,
+        "epochs": 1.0,
+        "progress_epochs": 0.0,
+        "arrived_s": 0.0,
+        "waited_slots": 0,
+        **changes,
+    }
+    return JobView(**fields)  # type: ignore[arg-type]
+
+
+def fits_by_brute_force(capacities: list[int], tasks: list[int]) -> bool:
+    """Every way to put every task on some node."""
+    for nodes in itertools.product(range(len(capacities)), repeat=len(tasks)):
+        left = list(capacities)
+        for task, chosen in zip(tasks, nodes, strict=True):
+            left[chosen] -= task
+        if min(left) >= 0:
+            return True
+    return False
+
+
+@given(
+    capacities=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    grants=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), max_size=6),
+)
+@settings(deadline=None)
+def test_what_is_granted_fits_on_real_nodes_and_equal_tasks_are_never_refused_wrongly(
+    capacities: list[int], grants: list[tuple[int, int, int]]
+) -> None:
+    """A grant is a promise; a refusal with room to spare is an idle machine."""
+    nodes = tuple(node(f"n{i}", cpus) for i, cpus in enumerate(capacities))
+    jobs = tuple(view(f"j{i}", workers=(1, 9), ps=(0, 9)) for i in range(3))
+    budget = TentativePlacement(Observation(0, 1.0, nodes, jobs))
+    for index, workers, ps in grants:
+        job_id = JobId(f"j{index}")
+        before = budget.allocation(job_id)
+        held = sum(size.workers + size.ps for _, size in budget.allocations())
+        granted = budget.grant(job_id, workers, ps)
+        may = workers + ps > 0 and before.workers + workers >= 1
+        assert granted == (may and fits_by_brute_force(capacities, [1] * (held + workers + ps)))
+        after = Allocation(workers, ps) + before if granted else before
+        assert budget.allocation(job_id) == after
+        assert allocation_of(budget.placement(job_id)) == after
+    for machine in nodes:
+        used = sum(entry.node == machine.name for job in jobs for entry in budget.placement(job.job_id))
+        assert used * 1000 <= machine.capacity.cpu_milli
+
+
+@st.composite
+def running_clusters(draw: st.DrawFn) -> Observation:
+    """Clusters with jobs of unequal demands, some of them running on nodes that can hold them."""
+    capacities = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    nodes = tuple(node(f"n{i}", cpus, schedulable=draw(st.booleans()) or i == 0) for i, cpus in enumerate(capacities))
+    left = list(capacities)
+    jobs = []
+    for number in range(draw(st.integers(0, 4))):
+        cpu = draw(st.integers(1, 3))
+        placement: list[TaskPlacement] = []
+        for role, count in ((Role.WORKER, draw(st.integers(0, 3))), (Role.PS, draw(st.integers(0, 2)))):
+            for index in range(count):
+                chosen = draw(st.integers(0, len(nodes) - 1))
+                if left[chosen] >= cpu:
+                    left[chosen] -= cpu
+                    placement.append(TaskPlacement(task_name(role, index), NodeName(f"n{chosen}")))
+        size = allocation_of(tuple(placement))
+        runs = size.workers >= 1 and size.ps >= 1
+        settled: Placement = tuple(sorted(placement)) if runs else ()
+        jobs.append(view(f"j{number}", cpu=cpu, placement=settled, pinned=runs and draw(st.booleans())))
+        if not runs:
+            for entry in placement:
+                left[int(entry.node[1:])] += cpu
+    return Observation(0, 1.0, nodes, tuple(jobs))
+
+
+@given(observation=running_clusters(), data=st.data(), keep_running=st.booleans())
+@settings(deadline=None)
+def test_a_placed_decision_never_overfills_a_node_splits_a_minimum_or_touches_a_pinned_job(
+    observation: Observation, data: st.DataObject, keep_running: bool
+) -> None:
+    sizes = st.tuples(st.integers(0, 6), st.integers(0, 4))
+    wanted = [(job.job_id, Allocation(*data.draw(sizes))) for job in observation.jobs]
+    budget = place(observation, wanted, keep_running)
+    used = dict.fromkeys([machine.name for machine in observation.nodes], Resources())
+    for job in observation.jobs:
+        placement = budget.placement(job.job_id)
+        size = allocation_of(placement)
+        assert len({entry.task for entry in placement}) == len(placement)
+        if job.pinned:
+            assert placement == job.placement
+            continue
+        if keep_running and job.placement:
+            assert size.workers >= job.minimum.workers
+            assert size.ps >= job.minimum.ps
+        if size:
+            assert job.minimum.workers <= size.workers <= job.workers.maximum
+            assert job.minimum.ps <= size.ps <= job.ps.maximum
+        for entry in placement:
+            used[entry.node] = used[entry.node] + job.worker_demand
+            machine = next(m for m in observation.nodes if m.name == entry.node)
+            assert machine.schedulable or entry in job.placement
+    for job in observation.jobs:
+        if job.pinned:
+            for entry in job.placement:
+                used[entry.node] = used[entry.node] + job.worker_demand
+    for machine in observation.nodes:
+        assert used[machine.name].fits_in(machine.capacity)
+
+
+@given(observation=running_clusters())
+@settings(deadline=None)
+def test_deciding_what_is_there_already_moves_nothing(observation: Observation) -> None:
+    """A decision that changes no count must not cost anybody a resize."""
+    wanted = [(job.job_id, allocation_of(job.placement)) for job in observation.jobs if job.placement]
+    within = all(
+        size.workers <= job.workers.maximum and size.ps <= job.ps.maximum
+        for job, (_, size) in zip([job for job in observation.jobs if job.placement], wanted, strict=True)
+    )
+    budget = place(observation, wanted, True)
+    if within:
+        for job in observation.jobs:
+            assert budget.placement(job.job_id) == job.placement
+
+
+@given(observation=running_clusters())
+@settings(deadline=None)
+def test_asking_whether_a_job_would_fit_grants_nothing(observation: Observation) -> None:
+    budget = TentativePlacement(observation, keep_running=False)
+    before = (budget.allocations(), budget.free())
+    for job in observation.jobs:
+        fits = budget.would_fit(job.job_id)
+        assert (budget.allocations(), budget.free()) == before
+        if fits:
+            fresh = TentativePlacement(observation, keep_running=False)
+            assert fresh.grant(job.job_id, job.minimum.workers, job.minimum.ps)
+
+
+def test_a_job_runs_only_on_accelerators_that_it_named() -> None:
+    from dataclasses import replace
+
+    nodes = (node("cpu", 8), replace(node("gpu", 2), accelerator="T4"))
+    job = view("a", accelerators=("V100", "T4"))
+    budget = TentativePlacement(Observation(0, 1.0, nodes, (job,)))
+    assert budget.grant(job.job_id, workers=1, ps=1)
+    assert {entry.node for entry in budget.placement(job.job_id)} == {"gpu"}
+    assert not budget.grant(job.job_id, workers=1)

@@ -1,0 +1,1 @@
+"""Scenarios and what came of them, readable line by line."""

@@ -6,14 +6,18 @@ state and the action that grants this task are a sample. Departures from DL2's `
 * states begin where DL2 itself begins a slot, after the minima, not from nothing;
 * a bundle is one sample with the bundle's own action, and void is a label where the teacher left room unused, so the
   student keeps all its actions;
-* columns stand as they do when DL2 acts, packed by arrival, not shuffled;
-* samples are kept, not overwritten in a ring; the learning rate falls linearly to zero.
+* columns stand packed by arrival, as they do when DL2 acts, and each sample comes once more with its jobs in another
+  order (the reference shuffles all columns, empty ones included), so that what is learned of one column serves others;
+* samples are kept, not overwritten in a ring; the learning rate falls linearly to zero;
+* training is in double precision and the result is rounded to eleven significant bits: the last bits of the sums depend
+  on a processor's vector units, and the shipped weights must come out the same on every machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 import torch
@@ -130,6 +134,18 @@ class Watched:
         return decision
 
 
+def reordered(label: Label, chance: Random) -> Label:
+    """The same choice with the window's jobs in a drawn order; empty columns stay behind them."""
+    jobs = int(np.count_nonzero(label.state[0]))
+    columns = label.state.shape[1]
+    order = [*sorted(range(jobs), key=lambda _: chance.random()), *range(jobs, columns)]
+    mask = label.mask.copy()
+    mask[:-1] = label.mask[:-1].reshape(columns, len(KINDS))[order].reshape(-1)
+    void = label.action == len(label.mask) - 1
+    action = label.action if void else len(KINDS) * order.index(label.action // 3) + label.action % 3
+    return Label(label.state[:, order], mask, action)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
     """Trained weights and how training went."""
@@ -151,12 +167,14 @@ def fit(
     seed: int,
 ) -> Fitted:
     """Minimise cross-entropy over the legal actions with Adam; only the policy network changes."""
+    chance = stream(seed, "supervised/order")
+    labels = [*labels, *(reordered(label, chance) for label in labels)]
     inputs, masks, actions = _tensors(labels)
     batch_size = min(batch_size, len(labels))
     draw = stream(seed, "supervised/batches").random
     losses = []
     with one_thread():
-        weights = parameters(arrays)
+        weights = parameters(arrays, torch.float64)
         trained = [tensor for name, tensor in weights.items() if name.startswith("policy.")]
         optimiser = torch.optim.Adam(trained, lr=learning_rate)
         for step in range(steps):
@@ -169,21 +187,25 @@ def fit(
             optimiser.step()
             losses.append(float(loss.detach()))
         last = losses[-max(1, steps // 10) :]
-        return Fitted(to_arrays(weights), losses[0], sum(last) / len(last))
+        return Fitted(_rounded(weights), losses[0], sum(last) / len(last))
+
+
+def _rounded(weights: dict[str, torch.Tensor]) -> dict[str, Array]:
+    return {name: array.astype(np.float16).astype(np.float32) for name, array in to_arrays(weights).items()}
 
 
 def agreement(arrays: Arrays, labels: Sequence[Label]) -> float:
     """How often the network's likeliest legal action is the teacher's."""
     inputs, masks, actions = _tensors(labels)
     with one_thread(), torch.no_grad():
-        weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        weights = parameters(arrays, torch.float64)
         logits = forward(weights, "policy", inputs).masked_fill(~masks, -torch.inf)
         return float((logits.argmax(dim=1) == actions).float().mean())
 
 
 def _tensors(labels: Sequence[Label]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
-        torch.from_numpy(features(np.stack([label.state for label in labels]))),
+        torch.from_numpy(features(np.stack([label.state for label in labels]))).double(),
         torch.from_numpy(np.stack([label.mask for label in labels])),
         torch.tensor([label.action for label in labels]),
     )

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from fedsched.policy.dl2 import Array, Arrays
 
 
-def parameters(arrays: Arrays) -> dict[str, torch.Tensor]:
+def parameters(arrays: Arrays, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Trainable copies, sorted by name."""
-    return {name: torch.tensor(arrays[name], requires_grad=True) for name in sorted(arrays)}
+    return {name: torch.tensor(arrays[name], dtype=dtype, requires_grad=True) for name in sorted(arrays)}
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """Copies that torch does not touch any more."""
-    return {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
+    return {name: tensor.detach().numpy().astype(np.float32) for name, tensor in tensors.items()}
 
 
 @contextmanager

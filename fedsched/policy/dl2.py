@@ -196,9 +196,10 @@ def features(states: Array) -> Array:
 
     The wait grows without bound, so it enters by its logarithm.
     """
-    scaled = states * np.array([1 / 8, 1.0, 1.0, 1.0, 1 / 8, 1 / 8], dtype=np.float32)[:, None]
-    scaled[:, 1] = np.log1p(states[:, 1]) / 4
-    return scaled.reshape(len(states), -1).astype(np.float32)
+    scaled = states * np.array([1 / 8, 1.0, 1.0, 1.0, 1 / 8, 1 / 8])[:, None]
+    scaled[:, 1] = np.log1p(scaled[:, 1]) / 4
+    inputs: Array = scaled.reshape(len(states), -1).astype(np.float32)
+    return inputs
 
 
 def forward(arrays: Mapping[str, Any], network: str, inputs: Any) -> Any:

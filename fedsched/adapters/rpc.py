@@ -248,9 +248,13 @@ class JobsClient:
         reply = self._one(self._stub.List, pb.ListRequest(live_only=live_only, limit=limit))
         return tuple(from_message(Job, job) for job in reply.jobs)
 
-    def watch(self, job_id: JobId | None = None) -> Iterator[Job]:
-        """The jobs as they are, then each again when it changes; with an id until that job is over."""
-        for message in self._many(self._stub.Watch, pb.WatchRequest(job_id=job_id or "")):
+    def watch(self, job_id: JobId | None = None, timeout_s: float | None = None) -> Iterator[Job]:
+        """The jobs as they are, then each again when it changes; with an id until that job is over.
+
+        Raises:
+            TimedOut: it went on for `timeout_s`.
+        """
+        for message in self._many(self._stub.Watch, pb.WatchRequest(job_id=job_id or ""), timeout_s):
             yield from_message(Job, message)
 
     def cancel(self, job_id: JobId) -> Job:
@@ -279,13 +283,14 @@ class JobsClient:
     def rounds(self, limit: int = 0) -> tuple[dict[str, Any], ...]:
         """The aggregator's round records, oldest first; the newest `limit` of them if it is not 0."""
         reply = self._one(self._stub.Rounds, pb.RoundsRequest(limit=limit))
-        return tuple(MessageToDict(record) for record in reply.rounds)
+        return tuple(_plain(MessageToDict(record)) for record in reply.rounds)
 
     def policies(self, name: str = "") -> tuple[PolicyVersion, ...]:
         """Stored policy versions by name and version."""
         reply = self._one(self._stub.Policies, pb.PoliciesRequest(name=name))
         return tuple(
-            PolicyVersion(item.name, item.version, item.active, MessageToDict(item.record)) for item in reply.policies
+            PolicyVersion(item.name, item.version, item.active, _plain(MessageToDict(item.record)))
+            for item in reply.policies
         )
 
     def close(self) -> None:
@@ -304,8 +309,8 @@ class JobsClient:
         except grpc.RpcError as problem:
             raise self._error(problem) from problem
 
-    def _many(self, method: Any, request: Message) -> Iterator[Any]:
-        stream = method(request, metadata=_metadata())
+    def _many(self, method: Any, request: Message, timeout_s: float | None = None) -> Iterator[Any]:
+        stream = method(request, timeout=timeout_s, metadata=_metadata())
         try:
             yield from stream
         except grpc.RpcError as problem:
@@ -315,6 +320,15 @@ class JobsClient:
 
     def _error(self, problem: grpc.RpcError) -> FedschedError:
         return error_of(problem, f"the controller at {self._address}")
+
+
+def _plain(value: Any) -> Any:
+    """A `Struct` knows only floating-point numbers; whole ones become integers again."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _metadata() -> tuple[tuple[str, str], ...]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import grpc
 
-from fedsched import __version__, tracing
+from fedsched import __version__
 from fedsched.adapters.election import Election
 from fedsched.adapters.etcd import EtcdStore
 from fedsched.adapters.lease import LeaseKeeper
@@ -29,6 +27,7 @@ from fedsched.core.cluster import ControllerRecord
 from fedsched.errors import StoreUnavailable
 from fedsched.pb.agents_pb2_grpc import add_AgentsServicer_to_server
 from fedsched.pb.jobs_pb2_grpc import add_JobsServicer_to_server
+from fedsched.process import told_to_end
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Store
 
@@ -86,12 +85,15 @@ class Controller:
 
 
 def main(config: ControllerConfig) -> int:
-    """Run a controller until the process is told to end."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    tracing.setup("controller", endpoint=config.tracing.endpoint, file=config.tracing.file)
+    """Run a controller until the process is told to end.
+
+    Raises:
+        AddressInUse: `config.listen` is taken.
+        StoreUnavailable: etcd does not answer at the start.
+    """
     store = EtcdStore(config.etcd)
     try:
-        with _told_to_end() as ended:
+        with told_to_end() as ended:
             _wait_for(store, ended)
             controller = Controller(config, store)
             _log.info("serving on %s", controller.address)
@@ -101,22 +103,10 @@ def main(config: ControllerConfig) -> int:
         return 0
     finally:
         store.close()
-        tracing.shutdown()
 
 
 def _tell(leading: bool) -> None:
     _log.info("this controller leads now" if leading else "this controller does not lead any more")
-
-
-@contextlib.contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    ended = threading.Event()
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield ended
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait_for(store: EtcdStore, ended: threading.Event) -> None:

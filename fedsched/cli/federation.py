@@ -1,0 +1,128 @@
+"""Commands for whoever runs a federation: up, down, federation status, federation rounds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedsched.cli.connect import Server, connect
+from fedsched.cli.output import Format, Output, emit, span, table
+
+Limit = Annotated[int, typer.Option("--limit", min=0, help="Only the newest so many; 0 means all.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the federation on this machine.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command()(up)
+    app.command()(down)
+    group = typer.Typer(help="Look at the federation as a whole.", no_args_is_help=True, rich_markup_mode=None)
+    group.command()(status)
+    group.command()(rounds)
+    app.add_typer(group, name="federation")
+
+
+def up(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="Federation file (YAML); without one, two small clusters.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Start a whole federation on this machine: etcd, controller, aggregator and one agent per cluster."""
+    from fedsched import local
+    from fedsched.config import FederationConfig, load
+
+    config = load(FederationConfig, file) if file is not None else local.small()
+    local.up(config, local.home() / config.name, say=print)
+    print("submit a job with `fedsched submit FILE`; end everything with `fedsched down`")
+
+
+def down(
+    name: Name = "",
+    purge: Annotated[bool, typer.Option("--purge", help="Also delete its data: jobs, policies, logs.")] = False,
+) -> None:
+    """Stop what `up` started; running jobs go on from their checkpoints after the next `up`."""
+    from fedsched import local
+
+    local.down(local.named(name, purge), purge=purge, say=print)
+
+
+def status(server: Server = "", output: Output = Format.TABLE) -> None:
+    """Show members, policies and the last round."""
+    with connect(server) as client:
+        clusters, policies, newest = client.clusters(), client.policies(), client.rounds(limit=1)
+    last: dict[str, Any] | None = newest[0] if newest else None
+    active = [policy for policy in policies if policy.active]
+    if emit(
+        {"clusters": clusters, "active_policies": active, "last_round": last},
+        output,
+        [f"cluster/{view.name}" for view in clusters],
+    ):
+        return
+    ready = sum(view.reachable for view in clusters)
+    print(f"members   {ready} of {len(clusters)} connected")
+    for policy in active:
+        print(f"policy    {policy.name} v{policy.version} is active")
+    if last is None:
+        print("rounds    none yet")
+    else:
+        print(f"rounds    {last['number']}; the last one {_outcome(last)}")
+    print()
+    contributed = {part["cluster"]: part for part in (last or {}).get("contributions", [])}
+    absent = {part["cluster"]: part for part in (last or {}).get("absent", [])}
+    table(
+        ("CLUSTER", "STATE", "SEEN", "POLICY", "VERSION", "LAST ROUND"),
+        [
+            (
+                view.name,
+                "Ready" if view.reachable else "Lost",
+                span(view.seen_age_s),
+                view.record.policy if view.record else None,
+                view.record.policy_version if view.record else None,
+                f"{contributed[view.name]['samples']} samples"
+                if view.name in contributed
+                else f"{absent[view.name]['absence']}: {absent[view.name]['why']}"
+                if view.name in absent
+                else None,
+            )
+            for view in clusters
+        ],
+    )
+
+
+def rounds(limit: Limit = 20, server: Server = "", output: Output = Format.TABLE) -> None:
+    """List federated rounds."""
+    with connect(server) as client:
+        found = client.rounds(limit)
+    if not emit(found, output, [f"round/{record['number']}" for record in found]):
+        now_s = time.time()
+        table(
+            ("ROUND", "OUTCOME", "POLICY", "BASE", "VERSION", "GAVE", "ABSENT", "TOOK", "AGE", "MESSAGE"),
+            [
+                (
+                    record["number"],
+                    record["outcome"],
+                    record["policy"],
+                    f"v{record['base_version']}",
+                    f"v{record['version']}",
+                    ",".join(part["cluster"] for part in record["contributions"]),
+                    ",".join(part["cluster"] for part in record["absent"]),
+                    f"{record['finished_s'] - record['started_s']:.2f}s",
+                    span(now_s - record["finished_s"]),
+                    record["message"],
+                )
+                for record in found
+            ],
+        )
+
+
+def _outcome(record: dict[str, Any]) -> str:
+    gave = len(record["contributions"])
+    return (
+        f"{record['outcome']} with {gave} of {len(record['asked'])}, v{record['base_version']} -> v{record['version']}"
+    )

@@ -1,0 +1,141 @@
+"""How results are shown: a table for people, or JSON, YAML and names for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Format(StrEnum):
+    """What `-o` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+Output = Annotated[Format, typer.Option("-o", "--output", help="How to show the result.")]
+
+MOMENTS = frozenset(
+    {"submitted_s", "dispatched_s", "started_s", "changed_s", "finished_s", "time_s", "created_s", "start_s", "end_s"}
+)
+"""Fields that hold unix times, not durations. JSON shows them as RFC 3339 under a name that ends in `_at`."""
+WIDE = 400
+
+
+def plain(value: object) -> Any:
+    """A record as data for JSON and YAML."""
+    from dataclasses import is_dataclass
+
+    from fedsched.runtime import codec
+
+    if is_dataclass(value) and not isinstance(value, type):
+        import json
+
+        return _with_times(json.loads(codec.dumps(value)))
+    if isinstance(value, Mapping):
+        return _with_times({str(key): plain(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _with_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            (f"{key[:-2]}_at" if key in MOMENTS else key): moment(item) if key in MOMENTS else _with_times(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_with_times(item) for item in value]
+    return value
+
+
+def moment(time_s: float | None) -> str | None:
+    """RFC 3339 in UTC, to the millisecond."""
+    from datetime import UTC, datetime
+
+    if not isinstance(time_s, int | float):
+        return time_s
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def emit(value: object, form: Format, names: Iterable[str] = ()) -> bool:
+    """Print `value` for a program; False when a table is wanted instead."""
+    if form is Format.JSON:
+        import json
+
+        print(json.dumps(plain(value), indent=2))
+    elif form is Format.YAML:
+        import yaml
+
+        print(yaml.safe_dump(plain(value), sort_keys=False), end="")
+    elif form is Format.NAME:
+        for name in names:
+            print(name)
+    return form is not Format.TABLE
+
+
+def emit_line(value: object, form: Format) -> None:
+    """Print one of a stream of values: a line of JSON, or a YAML document."""
+    if form is Format.YAML:
+        import yaml
+
+        print("---\n" + yaml.safe_dump(plain(value), sort_keys=False), end="", flush=True)
+    else:
+        import json
+
+        print(json.dumps(plain(value)), flush=True)
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that colours only at a terminal and never breaks lines anywhere else."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE, soft_wrap=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print aligned columns without lines around them; numbers stand to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        shown.add_column(column, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        shown.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
+    terminal = console()
+    if terminal.is_terminal:
+        terminal.print(shown)
+        return
+    with terminal.capture() as captured:
+        terminal.print(shown)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def clock(length_s: float) -> str:
+    """A running time as HH:MM:SS."""
+    whole = max(0, int(length_s))
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def span(length_s: float) -> str:
+    """A length of time in its largest unit or two: 5s, 3m20s, 2h5m, 4d3h."""
+    whole = max(0, int(length_s))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60}m"
+    return f"{whole // 86400}d{whole // 3600 % 24}h"

@@ -61,9 +61,8 @@ def _say(event: Event) -> str:
         case NodeChanged(_, changed):
             return f"{changed.name} offers {changed.capacity}"
         case _:
-            job_id: object = getattr(event, "job_id", "")
-            reason = getattr(event, "reason", "")
-            return " ".join(str(part) for part in (type(event).__name__, job_id, reason) if part)
+            about = (getattr(event, name, "") for name in ("job_id", "reason"))
+            return " ".join(str(part) for part in (type(event).__name__, *about) if part)
 
 
 def _order(command: Command) -> str:

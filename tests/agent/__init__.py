@@ -1,0 +1,1 @@
+"""The parts of the agent, each against a real or memory store."""

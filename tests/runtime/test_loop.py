@@ -1,0 +1,112 @@
+"""Persist, then act; act in order; and a journal that gives the same commands again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsched.core.commands import AdoptJobs, AskPolicy, ExecutorCommand, RewardSlot, SaveJob, StartJob
+from fedsched.core.decision import Decision
+from fedsched.core.events import JobAssigned, JobStarted, PolicyDecided, SlotStarted, TermTaken
+from fedsched.core.ids import ClusterName, JobId
+from fedsched.core.job import Allocation
+from fedsched.core.scheduler import Scheduler
+from fedsched.core.state import SchedulerConfig
+from fedsched.runtime import journal
+from fedsched.runtime.journal import Journal
+from fedsched.runtime.loop import Loop
+from tests.core.world import dispatched, node, spec
+
+NODES = (node("n1", 4),)
+
+
+class Edges:
+    """A ledger, an executor and a policy port that only remember."""
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+        self.saved: list[SaveJob] = []
+        self.orders: list[ExecutorCommand] = []
+        self.asked: list[AskPolicy] = []
+
+    def save(self, ticket: int, records: Sequence[SaveJob]) -> None:
+        self.tickets.append(ticket)
+        self.saved += records
+
+    def submit(self, command: ExecutorCommand) -> None:
+        self.orders.append(command)
+
+    def ask(self, question: AskPolicy) -> None:
+        self.asked.append(question)
+
+    def reward(self, reward: RewardSlot) -> None:
+        assert reward.slot >= 0
+
+    def close(self) -> None:
+        pass
+
+
+def scheduler() -> Scheduler:
+    return Scheduler(SchedulerConfig(ClusterName("east"), slot_length_s=10.0), NODES, check=True)
+
+
+def build(path: Path) -> tuple[Loop, Edges, Journal]:
+    edges, record = Edges(), Journal(path)
+    return Loop(scheduler(), edges, edges, edges, record), edges, record
+
+
+def drive(loop: Loop) -> None:
+    job = spec("a")
+    loop.step(TermTaken(0.0, 1))
+    loop.step(JobAssigned(1.0, job, dispatched(job)))
+    loop.step(SlotStarted(10.0, 1))
+    loop.step(PolicyDecided(10.1, Decision(1, ((job.job_id, Allocation(1, 1)),), "test")))
+
+
+def test_an_order_goes_out_only_when_its_record_is_written(tmp_path: Path) -> None:
+    """Tasks that the store knows nothing of are lost when the agent dies."""
+    loop, edges, record = build(tmp_path / "j")
+    drive(loop)
+    assert [type(order) for order in edges.orders] == [AdoptJobs]
+    assert [type(save) for save in edges.saved] == [SaveJob]
+    loop.confirm(edges.tickets[0])
+    assert [type(order) for order in edges.orders] == [AdoptJobs, StartJob]
+    record.close()
+
+
+def test_orders_leave_in_the_order_in_which_they_were_given(tmp_path: Path) -> None:
+    """A later order that overtakes an earlier one would be refused or, worse, obeyed."""
+    loop, edges, record = build(tmp_path / "j")
+    drive(loop)
+    loop.step(SlotStarted(20.0, 2))
+    assert len(edges.asked) == 1
+    assert loop.unconfirmed == 2
+    loop.confirm(edges.tickets[0])
+    assert loop.unconfirmed == 0
+    assert len(edges.asked) == 2
+    record.close()
+
+
+def test_a_journal_gives_a_fresh_scheduler_the_same_commands(tmp_path: Path) -> None:
+    """What a replay cannot repeat, nobody can explain."""
+    path = tmp_path / "j"
+    loop, edges, record = build(path)
+    drive(loop)
+    loop.confirm(edges.tickets[0])
+    loop.step(JobStarted(11.0, JobId("a"), 1))
+    record.close()
+    fresh = scheduler()
+    steps = list(journal.read(path))
+    assert len(steps) == 5
+    for event, commands in steps:
+        assert fresh.handle(event) == commands
+
+
+def test_a_line_torn_by_a_crash_ends_the_journal_quietly(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    loop, _, record = build(path)
+    drive(loop)
+    record.close()
+    whole = list(journal.read(path))
+    path.write_text(path.read_text()[:-40])
+    assert list(journal.read(path)) == whole[:-1]

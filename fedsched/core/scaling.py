@@ -443,7 +443,7 @@ class Scaling:
                 return
             if not self._saves:  # Nobody needs this server any more.
                 return
-        why = f"{event.task} {event.error or 'ended unexpectedly'}"
+        why = f"{event.task}: {event.error}" if event.error else f"{event.task} ended unexpectedly"
         if event.task in self._needed():
             self._end(Phase.FAILED, why)
         elif self._order and event.task in self._order.tasks:

@@ -1,0 +1,150 @@
+"""Keeps a job's checkpoints: complete or absent, verified before use, the newest two on disk.
+
+Servers write their shards into `step-<n>.partial`; when all are there the coordinator adds the manifest and renames the
+folder to `step-<n>`. Needs no torch: the coordinator does not load what it checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedsched.elastic.model import ModelSpec
+from fedsched.errors import CorruptCheckpoint
+
+KEPT = 2
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """One server's part of a checkpoint."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete, verified checkpoint."""
+
+    step: int
+    folder: Path
+    model: ModelSpec
+    shards: tuple[ShardFile, ...]
+
+    @property
+    def files(self) -> list[Path]:
+        """The shards' files."""
+        return [self.folder / shard.file for shard in self.shards]
+
+
+def partial_folder(root: Path, step: int) -> Path:
+    """Where the shards of a checkpoint gather before it is complete."""
+    return root / f"step-{step:08d}.partial"
+
+
+def complete(root: Path, step: int, model: ModelSpec, shards: Sequence[ShardFile]) -> Path:
+    """Turn the gathered shards into a checkpoint, then drop those that are too old; return its folder."""
+    partial = partial_folder(root, step)
+    body = {
+        "format": _FORMAT,
+        "step": step,
+        "model": json.loads(model.dumps()),
+        "shards": [asdict(shard) for shard in shards],
+    }
+    manifest = {**body, "sha256": _digest_of(body)}
+    with (partial / "manifest.json").open("w") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    folder = root / f"step-{step:08d}"
+    if folder.exists():  # Left by an attempt whose checkpoint turned out corrupt.
+        shutil.rmtree(folder)
+    partial.rename(folder)
+    sync_folder(root)
+    for old in _folders(root)[KEPT:]:
+        shutil.rmtree(old)
+    return folder
+
+
+def discard_partial(root: Path) -> None:
+    """Remove what an earlier attempt did not complete."""
+    for folder in root.glob("step-*.partial"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest valid checkpoint, or none where there is none yet, and what is wrong with those passed over.
+
+    Raises:
+        CorruptCheckpoint: there are checkpoints, and none is valid.
+    """
+    problems: list[str] = []
+    for folder in _folders(root):
+        try:
+            return verified(folder), problems
+        except CorruptCheckpoint as problem:
+            problems.append(problem.message)
+    if problems:
+        raise CorruptCheckpoint(
+            "no checkpoint of this job is valid:\n" + "\n".join(f"  - {line}" for line in problems),
+            f"restore one from a backup, or remove {root} to train from the start",
+        )
+    return None, problems
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new files in a folder survive a crash of the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _folders(root: Path) -> list[Path]:
+    found = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+def verified(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, every byte of it checked against its digests.
+
+    Raises:
+        CorruptCheckpoint: something in it is not what was written.
+    """
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        claimed = manifest.pop("sha256")
+        if manifest["format"] != _FORMAT or claimed != _digest_of(manifest):
+            raise CorruptCheckpoint(f"{folder}: the manifest does not match its digest")
+        checkpoint = Checkpoint(
+            manifest["step"],
+            folder,
+            ModelSpec.loads(json.dumps(manifest["model"])),
+            tuple(ShardFile(**shard) for shard in manifest["shards"]),
+        )
+        for shard in checkpoint.shards:
+            if sha256_of(folder / shard.file) != shard.sha256:
+                raise CorruptCheckpoint(f"{folder}: {shard.file} does not match its digest")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise CorruptCheckpoint(f"{folder} cannot be read: {problem}") from problem
+    return checkpoint
+
+
+def _digest_of(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

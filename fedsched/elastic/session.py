@@ -1,0 +1,202 @@
+"""What a training script sees: batches to compute on, a step to take, and no sign of who else takes part."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, default_collate
+
+from fedsched.elastic import environment, optimizers
+from fedsched.elastic.model import ModelSpec
+from fedsched.elastic.sampling import Sampling
+from fedsched.elastic.worker import Turn, Worker
+from fedsched.errors import InvalidInput
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Trainer(Protocol):
+    """Takes the steps of a session: this process alone, or together with a job's other tasks."""
+
+    rank: int
+    """This process' place among the workers; -1 before it is known."""
+
+    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> None:
+        """Get ready for a training."""
+
+    def turn(self) -> Turn | None:
+        """The next step and this process' place in it; None after the last. May end the process."""
+
+    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None) -> None:
+        """Take the step with the gradients that the model's parameters hold now."""
+
+    def report(self, accuracy: float) -> None:
+        """Tell how good the model is."""
+
+    def close(self, error: str) -> None:
+        """Say good-bye."""
+
+
+class Alone:
+    """Ordinary training in one process: what a script does without a job around it."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.rank = 0
+        self._optimizer = optimizer
+        self._done = 0
+        self._steps = 0
+
+    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> None:
+        """Count from the start."""
+        self._steps = spec.steps
+
+    def turn(self) -> Turn | None:
+        """Each step is wholly this process' own."""
+        return Turn(self._done, rank=0, workers=1) if self._done < self._steps else None
+
+    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None) -> None:
+        """The optimiser's own step."""
+        self._optimizer.step()
+        self._done += 1
+
+    def report(self, accuracy: float) -> None:
+        """Nobody to tell."""
+
+    def close(self, error: str) -> None:
+        """Nobody to take leave of."""
+
+
+class Session:
+    """One training script's part in its job. Made by `elastic.join`."""
+
+    def __init__(
+        self, model: Module, optimizer: Optimizer, *, seed: int = 0, scheduler: LRScheduler | None = None
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._optimizer_name = optimizers.name_of(optimizer)
+        self._seed = seed
+        self._scheduler = scheduler
+        self._scheduled = 0
+        self._sampling: Sampling | None = None
+        self._turn: Turn | None = None
+        self._weight = 0.0
+        self._stepped = True
+        self._trainer: Trainer
+        if environment.in_a_job(os.environ):
+            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+            self._trainer = Worker(environment.read(os.environ), optimizer)
+        else:
+            self._trainer = Alone(optimizer)
+        atexit.register(self._at_exit)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process speaks for the job: evaluates, prints, writes files. Valid from the first batch on."""
+        return self._trainer.rank == 0
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far by the job, those before a restart included."""
+        return self._turn.step + self._stepped if self._turn else 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the present batch belongs to, from 0."""
+        return self._turn.step // self._sampling.steps_per_epoch if self._turn and self._sampling else 0
+
+    def batches(
+        self, dataset: Dataset[Any], *, batch_size: int, epochs: int, collate: Collate = default_collate
+    ) -> Iterator[Any]:
+        """This worker's slice of every step's batch, collated, to the end of the training.
+
+        `batch_size` counts the samples of all workers together. A worker that is taken out of the job leaves
+        the process here, with exit code 0. Each batch must be answered by `step`.
+
+        Raises:
+            InvalidInput: it was called before, or a batch was not answered.
+        """
+        if self._sampling is not None:
+            raise InvalidInput(
+                "batches() was called a second time; one call covers the whole training",
+                "pass epochs=... and use session.epoch inside the loop",
+            )
+        self._sampling = Sampling(len(dataset), batch_size, epochs, self._seed)  # type: ignore[arg-type]
+        spec, tensors = self._describe(self._sampling)
+        self._trainer.begin(spec, tensors)
+        return self._turns(dataset, self._sampling, collate)
+
+    def _turns(self, dataset: Dataset[Any], sampling: Sampling, collate: Collate) -> Iterator[Any]:
+        while (turn := self._trainer.turn()) is not None:
+            self._turn = turn
+            self._catch_up(turn.step)
+            indexes, self._weight = sampling.part(turn.step, turn.rank, turn.workers)
+            self._stepped = False
+            if indexes:
+                yield collate([dataset[index] for index in indexes])
+                if not self._stepped:
+                    raise InvalidInput(
+                        f"the batch of step {turn.step} was not answered by session.step(loss)",
+                        "call session.step(loss) once for every batch",
+                    )
+            else:  # More workers than samples: take part with nothing.
+                self._finish(None)
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Take the step that the last batch was for; `loss` is the mean over that batch.
+
+        Raises:
+            InvalidInput: there is no batch to be answered.
+        """
+        if self._stepped:
+            raise InvalidInput("step() was called without a batch", "call it once for every batch of batches()")
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._finish(loss.detach())
+
+    def _finish(self, loss: torch.Tensor | None) -> None:
+        assert self._turn is not None
+        self._trainer.step(self._turn, self._weight, loss)
+        self._optimizer.zero_grad(set_to_none=True)
+        self._stepped = True
+        self._catch_up(self._turn.step + 1)
+
+    def report(self, *, accuracy: float) -> None:
+        """Tell the job's owner how good the model is; the chief's to do."""
+        self._trainer.report(float(accuracy))
+
+    def _catch_up(self, steps: int) -> None:
+        """Bring the schedule to where the job is: a newcomer has missed steps, and everybody else exactly one."""
+        with warnings.catch_warnings():
+            # Torch wonders where the optimiser's steps are: on the servers.
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step.*")
+            while self._scheduler is not None and self._scheduled < steps:
+                self._scheduler.step()
+                self._scheduled += 1
+
+    def _describe(self, sampling: Sampling) -> tuple[ModelSpec, list[torch.Tensor]]:
+        blocks, tensors = optimizers.blocks_of(self._model, self._optimizer)
+        spec = ModelSpec(
+            optimizer=self._optimizer_name,
+            hyperparameters=optimizers.hyperparameters(self._optimizer),
+            blocks=blocks,
+            samples=sampling.samples,
+            batch_size=sampling.batch_size,
+            steps_per_epoch=sampling.steps_per_epoch,
+            steps=sampling.steps,
+            seed=sampling.seed,
+        )
+        return spec, tensors
+
+    def _at_exit(self) -> None:
+        """Leave with a word: the coordinator then knows an end from a crash."""
+        problem = getattr(sys, "last_value", None)
+        self._trainer.close(f"{type(problem).__name__}: {problem}" if problem is not None else "")

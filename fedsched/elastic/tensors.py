@@ -1,0 +1,34 @@
+"""Tensors as bytes on the wire, and back."""
+
+from __future__ import annotations
+
+import torch
+
+from fedsched.pb import training_pb2 as pb
+
+
+def encode(block: int, tensor: torch.Tensor, key: str = "") -> pb.Tensor:
+    """A message with the tensor's own bytes; nothing is rounded."""
+    plain = tensor.detach().cpu().contiguous()
+    return pb.Tensor(
+        block=block,
+        key=key,
+        dtype=dtype_name(plain),
+        shape=list(plain.shape),
+        data=plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"",
+    )
+
+
+def decode(message: pb.Tensor) -> torch.Tensor:
+    """A tensor of its own, which may be changed."""
+    dtype = getattr(torch, message.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{message.dtype!r} is no type of tensor")
+    if not message.data:
+        return torch.empty(tuple(message.shape), dtype=dtype)
+    return torch.frombuffer(bytearray(message.data), dtype=torch.uint8).view(dtype).reshape(tuple(message.shape))
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """`float32` and so on."""
+    return str(tensor.dtype).removeprefix("torch.")

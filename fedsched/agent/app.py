@@ -23,9 +23,9 @@ from fedsched.agent.ticking import Ticker
 from fedsched.agent.tracing import JobTraces
 from fedsched.config import AgentConfig, NodeConfig
 from fedsched.core.cluster import ClusterRecord, Node
-from fedsched.core.commands import Command
+from fedsched.core.commands import Command, SaveJob
 from fedsched.core.decision import Policy
-from fedsched.core.events import Event, LeaseLost, LeaseRegained, SlotStarted, TermTaken
+from fedsched.core.events import Event, JobAssigned, LeaseLost, LeaseRegained, SlotStarted, TermTaken
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import ACTIVE
 from fedsched.core.resources import Resources
@@ -129,9 +129,9 @@ class Agent:
             journal,
             observers=(JobTraces(self._cluster, lambda: deciding.last_span), self._publish),
         )
-        self._loop.step(TermTaken(time.time(), self._term, assigned(store, self._cluster)))
         self._keeper = self._register(store)
         undo.callback(self._keeper.close)
+        self._loop.step(TermTaken(time.time(), self._term, assigned(store, self._cluster)))
         undo.callback(AssignmentWatch(store, self._cluster, self._inbox.post).close)
         undo.callback(AttachClient(store, self._cluster, self._agent_id, self._read_logs(executor)).close)
         if isinstance(policy, DL2) and learner is not None and config.aggregator is not None:
@@ -159,9 +159,13 @@ class Agent:
             _log.warning("the cluster's lease is lost: what runs goes on, nothing new is placed until etcd is back")
             self._inbox.post(LeaseLost(time.time()))
 
-    def _publish(self, event: Event, _: Sequence[Command]) -> None:
-        """Once a slot, what the federation may know of this cluster."""
-        if isinstance(event, SlotStarted):
+    def _publish(self, event: Event, commands: Sequence[Command]) -> None:
+        """What the federation may know of this cluster: at every slot, and at once when a job changes its size.
+
+        A controller that places by an old record sends two jobs to the place of one.
+        """
+        moved = any(isinstance(command, SaveJob) and command.transition for command in commands)
+        if moved or isinstance(event, SlotStarted | JobAssigned):
             self._keeper.update(keys.cluster(self._cluster), codec.dumps(self._record()))
 
     def _record(self) -> ClusterRecord:

@@ -1,0 +1,737 @@
+"""Drives one attempt of a job from its first task to the last: starts, joins, resizes, stops, and says how it ended."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+from google.protobuf import json_format
+
+from fedsched import tracing
+from fedsched.core.commands import AdoptJobs, ScaleJob, StartJob, StopJob
+from fedsched.core.events import Event, JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported, ScaleFailed
+from fedsched.core.ids import NodeName, TaskName
+from fedsched.core.job import JobSpec, Placement, Progress, Reason, TaskPlacement
+from fedsched.errors import FedschedError
+from fedsched.executor import orders, records
+from fedsched.executor.control import Answer, Control
+from fedsched.executor.endings import explain
+from fedsched.executor.launching import Launching
+from fedsched.executor.orders import Surroundings
+from fedsched.executor.processes import end_orphans, is_alive, send
+from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord, TaskRecord
+from fedsched.pb.training_pb2 import JobReport
+from fedsched.runtime.ports import Post
+
+TICK_S = 0.1
+"""How often tasks are looked at when nothing else happens."""
+PROGRESS_EVERY_S = 0.5
+"""Least time between two reports of progress."""
+EXIT_RECORD_S = 1.5
+"""How long after a task's end its exit record may come; later, nobody saw the end."""
+CLEAN_UP_S = 1.0
+"""Between SIGTERM and SIGKILL for the rest of an attempt that has failed: nothing of it is kept."""
+CULPRIT_S = 2.0
+"""How long after a coordinator's complaint the exit of the task that caused it may come."""
+LEAVE_S = 2.0
+"""How long tasks may take to leave by themselves once the job is stopped."""
+NEWS_S = 0.5
+"""How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
+LOG_TAIL_BYTES = 16384
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long things may take."""
+
+    join_s: float = 60.0
+    """From a start, until the coordinator listens and until all members train."""
+    scale_s: float = 30.0
+    """From the order of a resize until the switch."""
+    settle_s: float = 30.0
+    """From a job's end, as it says itself, until its tasks have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all attempts of a cluster share."""
+
+    post: Post
+    clock: Callable[[], float]
+    launching: Launching
+    surroundings: Surroundings
+    deadlines: Deadlines
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """End the attempt at once and tell nobody: no job is known that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LetGo:
+    """Leave the attempt as it is."""
+
+
+@dataclass(slots=True)
+class _Resize:
+    order: ScaleJob
+    added: tuple[TaskName, ...]
+    removed: tuple[TaskName, ...]
+    answer: Answer | None = None
+    pause_s: float = 0.0
+    failure: str = ""
+    """Why it is, or will be, rolled back."""
+    settled: bool = False
+    """The members are what they will be; only the `leaving` are waited for."""
+    leaving: tuple[TaskName, ...] = ()
+    term_at: float = float("inf")
+    kill_at: float = float("inf")
+    done_at: float = float("-inf")
+    """Not complete before this."""
+
+
+@dataclass(slots=True)
+class _Restore:
+    """What an adoption found: who is a member, and the answer that settles it where other tasks run."""
+
+    members: tuple[TaskName, ...]
+    answer: Answer | None
+
+
+@dataclass(slots=True)
+class _Ending:
+    """The attempt is to end: the reason, and when which signal follows."""
+
+    reason: Reason
+    message: str
+    term_at: float
+    kill_at: float
+    is_ordered: bool = False
+    """By a StopJob; else the attempt has failed."""
+    answer: Answer | None = None
+    termed: bool = False
+    coordinator_at: float = float("inf")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one task."""
+
+    record: TaskRecord
+    exit: ExitRecord | None = None
+    gone_at: float | None = None
+    judged: bool = False
+
+
+Mail = ScaleJob | StopJob | AdoptJobs | Discard | _LetGo | JobReport
+
+
+class AttemptDriver:
+    """One attempt and the thread that looks after it.
+
+    Everything but the mailbox is touched by this thread alone. It never waits longer than a tick, so that an order to
+    stop is obeyed at any moment, also while the attempt starts or is resized.
+
+    Args:
+        start: the order that begins the attempt; None to take up what an earlier executor left.
+        after: the driver of the job's attempt before, whose tasks must be gone first.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        spec: JobSpec,
+        files: Attempt,
+        *,
+        term: int,
+        start: StartJob | None = None,
+        adopt: AdoptJobs | None = None,
+        after: AttemptDriver | None = None,
+    ) -> None:
+        self.name = f"{spec.job_id}/{files.number}"
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._context = context
+        self._spec = spec
+        self._files = files
+        self._term = term
+        self._start_order = start
+        self._adopting: AdoptJobs | None = adopt
+        self._after = after
+        self._mail: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+        self._tasks: dict[TaskName, _Seen] = {}
+        self._placement: Placement = ()
+        self._waiting: list[ScaleJob] = []
+        self._control: Control | None = None
+        self._report: JobReport | None = None
+        self._posted = Progress()
+        self._posted_at = float("-inf")
+        self._training = False
+        self._members_started = False
+        self._join_until = float("inf")
+        self._settle_until = float("inf")
+        self._complaint_at = float("inf")
+        self._resize: _Resize | None = None
+        self._restore: _Restore | None = None
+        self._ending: _Ending | None = None
+        self._silent = False
+        self._let_go = False
+
+    # --- from other threads
+
+    def tell(self, mail: Mail) -> None:
+        """Hand over an order."""
+        self._mail.put(mail)
+
+    def let_go(self) -> None:
+        """Stop looking after the attempt; its tasks go on."""
+        self._mail.put(_LetGo())
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the attempt is still looked after."""
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it no longer is, but not longer than this."""
+        self._thread.join(timeout_s)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        """Look after the attempt until none of its tasks exists any more."""
+        try:
+            self._begin()
+            while not self._let_go and not self._is_over():
+                self._tick()
+        except (FedschedError, OSError) as problem:
+            self._give_up(Reason.START_FAILED, _text(problem))
+        except Exception as problem:
+            _log.exception("a fault of fedsched ended attempt %s", self.name)
+            self._give_up(Reason.TASK_KILLED, f"a fault of fedsched ended the attempt: {problem!r}")
+        finally:
+            if self._control is not None:
+                self._control.close()
+        if not self._let_go:
+            self._conclude()
+
+    def _tick(self) -> None:
+        self._read_mail()
+        self._look_at_tasks()
+        self._judge()
+        if self._ending is not None:
+            self._push_ending(self._ending)
+        elif not self._training:
+            self._push_start()
+        elif self._restore is not None:
+            self._push_restore(self._restore)
+        elif self._resize is not None:
+            self._push_resize(self._resize)
+        elif self._waiting:
+            self._begin_resize(self._waiting.pop(0))
+        self._post_progress()
+
+    def _read_mail(self) -> None:
+        try:
+            self._take(self._mail.get(timeout=TICK_S))
+            while True:
+                self._take(self._mail.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _take(self, mail: Mail) -> None:
+        match mail:
+            case ScaleJob():
+                self._term = mail.term
+                self._waiting.append(mail)
+            case StopJob():
+                self._stop(mail)
+            case AdoptJobs():
+                self._term = mail.term
+                self._adopting = mail
+                self._answer_adoption()
+            case Discard():
+                self._silent = True
+                self._fail(Reason.LOST, "no job is known that this attempt belongs to")
+            case _LetGo():
+                self._let_go = True
+            case _:
+                self._hear(mail)
+
+    # --- start
+
+    def _begin(self) -> None:
+        if self._start_order is not None:
+            for directory in (self._files.tasks, self._files.logs):
+                directory.mkdir(parents=True, exist_ok=True)
+        while self._after is not None and self._after.is_alive() and not self._let_go:
+            self._read_mail()
+        self._after = None
+        self._join_until = time.monotonic() + self._context.deadlines.join_s
+        if self._start_order is None:
+            self._take_up()
+            return
+        if self._ending is not None or self._let_go:
+            return
+        self._placement = tuple(sorted(self._start_order.placement))
+        records.write(self._files.order, AttemptRecord(self._spec, self._placement, self._context.clock()))
+        self._start(None, seq=self._start_order.seq)
+
+    def _take_up(self) -> None:
+        """Find out what an earlier executor left: the tasks on record, and a stop that was under way."""
+        ordered = records.read(AttemptRecord, self._files.order)
+        self._placement = ordered.placement if ordered else ()
+        self._tasks = {task: _Seen(record) for task, record in self._files.records().items()}
+        stop = records.read(StopJob, self._files.stop)
+        if stop is not None:
+            self._stop(stop)
+
+    def _start(self, entry: TaskPlacement | None, *, seq: int) -> None:
+        """Start a task; without an entry, the coordinator. Raises StartFailed."""
+        order = orders.order(
+            self._context.surroundings,
+            self._spec,
+            self._files,
+            entry,
+            seq=seq,
+            address=self._address(),
+            members=tuple(placed.task for placed in self._placement),
+        )
+        attributes: dict[str, tracing.Value] = {
+            "job_id": self._spec.job_id,
+            "attempt": self._files.number,
+            "task": order.task,
+            "node": order.node,
+        }
+        with tracing.span("task.start", parent=self._spec.traceparent, attributes=attributes):
+            self._tasks[order.task] = _Seen(self._context.launching.start(self._term, order))
+
+    def _address(self) -> str:
+        """Where this attempt's coordinator listens; empty until it does."""
+        found = records.read(CoordinatorRecord, self._files.coordinator)
+        coordinator = self._tasks.get(COORDINATOR)
+        return found.address if found and coordinator and found.pid == coordinator.record.pid else ""
+
+    def _push_start(self) -> None:
+        if self._control is None:
+            address = self._address()
+            if address:
+                self._control = Control(address, self.name, self.tell)
+        if self._control is not None and not self._members_started and self._adopting is None:
+            self._members_started = True
+            self._join_until = time.monotonic() + self._context.deadlines.join_s
+            for entry in self._placement:
+                if entry.task not in self._tasks:
+                    self._start(entry, seq=self._start_order.seq if self._start_order else 0)
+        if time.monotonic() > self._join_until:
+            self._fail_to_join()
+
+    def _fail_to_join(self) -> None:
+        within = f"within {self._context.deadlines.join_s:g} s"
+        if self._control is None:
+            self._fail(Reason.START_FAILED, f"{COORDINATOR} did not begin to listen {within}")
+            return
+        joined = set(self._report.tasks) if self._report else set()
+        missing = [entry.task for entry in self._placement if entry.task not in joined]
+        names = ", ".join(missing or [entry.task for entry in self._placement])
+        self._fail(
+            Reason.START_FAILED,
+            f"{names} did not join the job {within}; expected: the script calls fedsched.elastic.join",
+        )
+
+    # --- what the job says
+
+    def _hear(self, report: JobReport) -> None:
+        self._report = report
+        if self._is_ending_by_itself():
+            until = time.monotonic() + self._context.deadlines.settle_s
+            self._settle_until = min(self._settle_until, until)
+            if report.phase == JobReport.FAILED:
+                self._complaint_at = min(self._complaint_at, time.monotonic() + CULPRIT_S)
+        if report.phase == JobReport.TRAINING and not self._training:
+            self._training = True
+            if self._start_order is not None or self._members_started:
+                self._post(JobStarted(self._context.clock(), self._spec.job_id, self._files.number))
+        self._answer_adoption()
+
+    def _post_progress(self) -> None:
+        if self._report is None or time.monotonic() - self._posted_at < PROGRESS_EVERY_S:
+            return
+        progress = _progress(self._report)
+        if progress != self._posted:
+            self._posted, self._posted_at = progress, time.monotonic()
+            self._post(ProgressReported(self._context.clock(), self._spec.job_id, self._files.number, progress))
+
+    # --- adoption
+
+    def _answer_adoption(self) -> None:
+        """Say what runs, once that is settled: a half-done start is completed, a half-done resize is resolved first."""
+        if self._adopting is None or self._report is None or self._ending is not None or self._resize is not None:
+            return
+        if self._report.phase == JobReport.JOINING:
+            self._post_adopted()  # from here on it is a start like any other
+        elif self._report.phase == JobReport.TRAINING and self._restore is None:
+            members = tuple(sorted(TaskName(task) for task in self._report.tasks))
+            strangers = [task for task in self._tasks if task not in members and task != COORDINATOR]
+            running = any(self._is_running(task) for task in strangers)
+            answer = self._order_members(self._adopting, members) if running else None
+            self._restore = _Restore(members, answer)
+
+    def _push_restore(self, restore: _Restore) -> None:
+        """A task that is no member was starting or leaving when the executor before went: settle it, then answer."""
+        if restore.answer is not None:
+            if not restore.answer.done():
+                return
+            if restore.answer.exception() is None:
+                restore.members = tuple(sorted(restore.answer.result().tasks))
+            restore.answer = None
+        strangers = [task for task in self._tasks if task not in restore.members and task != COORDINATOR]
+        if self._signal(strangers, signal.SIGKILL):
+            return
+        self._forget(strangers)
+        nodes = {entry.task: entry.node for entry in self._placement}
+        nodes |= {task: seen.record.node for task, seen in self._tasks.items()}
+        self._placement = tuple(TaskPlacement(task, nodes.get(task, NodeName(""))) for task in restore.members)
+        self._restore = None
+        self._post_adopted()
+
+    def _post_adopted(self) -> None:
+        self._adopting = None
+        self._post(JobAdopted(self._context.clock(), self._spec.job_id, self._files.number, self._placement))
+
+    # --- resize
+
+    def _begin_resize(self, order: ScaleJob) -> None:
+        current = {entry.task for entry in self._placement}
+        wanted = tuple(sorted(entry.task for entry in order.placement))
+        resize = _Resize(
+            order,
+            added=tuple(task for task in wanted if task not in current),
+            removed=tuple(task for task in sorted(current) if task not in wanted),
+        )
+        self._resize = resize
+        try:
+            for entry in sorted(order.placement):
+                if entry.task in resize.added:
+                    self._start(entry, seq=order.seq)
+        except (FedschedError, OSError) as problem:
+            self._roll_back(resize, _text(problem))
+            return
+        resize.answer = self._order_members(order, wanted)
+
+    def _order_members(self, order: ScaleJob | AdoptJobs, members: tuple[TaskName, ...]) -> Answer:
+        if self._control is None:
+            raise AssertionError("a job that trains has a coordinator that was reached")
+        # The coordinator knows one growing number; orders are numbered anew in each term.
+        number = (order.term << 32) + order.seq
+        return self._control.scale(number, members, self._context.deadlines.scale_s)
+
+    def _push_resize(self, resize: _Resize) -> None:
+        if resize.answer is not None:
+            if not resize.answer.done():
+                return
+            self._hear_of_switch(resize, resize.answer)
+            resize.answer = None
+        now = time.monotonic()
+        if now >= resize.kill_at:
+            self._signal(resize.leaving, signal.SIGKILL)
+        elif now >= resize.term_at:
+            self._signal(resize.leaving, signal.SIGTERM)
+            resize.term_at = float("inf")
+        if now >= resize.done_at and not any(self._is_running(task) for task in resize.leaving):
+            self._finish_resize(resize)
+
+    def _hear_of_switch(self, resize: _Resize, answer: Answer) -> None:
+        problem = answer.exception()
+        if problem is not None:
+            self._roll_back(resize, f"the coordinator did not carry the resize out: {_rpc_text(problem)}")
+            return
+        reply = answer.result()
+        if not reply.ok:
+            self._roll_back(resize, resize.failure or reply.message or "the coordinator rolled the resize back")
+            return
+        grace_s = self._spec.grace_s
+        resize.settled, resize.failure, resize.pause_s = True, "", reply.pause_s
+        resize.leaving = resize.removed
+        resize.term_at = time.monotonic() + grace_s / 2
+        resize.kill_at = time.monotonic() + grace_s
+
+    def _roll_back(self, resize: _Resize, message: str) -> None:
+        now = time.monotonic()
+        resize.settled, resize.failure, resize.leaving = True, message, resize.added
+        resize.term_at, resize.kill_at = now, now + CLEAN_UP_S
+        # The job may have come to its end meanwhile: then that is the news, and it arrives within this time.
+        resize.done_at = now + NEWS_S
+
+    def _finish_resize(self, resize: _Resize) -> None:
+        self._resize = None
+        self._forget(resize.leaving)
+        now, job_id, attempt = self._context.clock(), self._spec.job_id, self._files.number
+        if not resize.failure:
+            self._placement = tuple(sorted(resize.order.placement))
+            self._note_nodes()
+            self._post(JobScaled(now, job_id, attempt, self._placement, resize.pause_s))
+        elif not self._is_ending_by_itself() and self._is_running(COORDINATOR):
+            self._post(ScaleFailed(now, job_id, attempt, self._placement, resize.failure))
+        self._answer_adoption()
+
+    def _note_nodes(self) -> None:
+        """Nodes are shares of this machine: a task that moves between them goes on, under another name."""
+        for entry in self._placement:
+            seen = self._tasks.get(entry.task)
+            if seen is not None and seen.record.node != entry.node:
+                seen.record = replace(seen.record, node=entry.node)
+                records.write(self._files.task(entry.task), seen.record)
+
+    def _forget(self, tasks: Iterable[TaskName]) -> None:
+        """Tasks that have left for good are no longer part of the attempt; their exits stay on record."""
+        for task in list(tasks):
+            if self._tasks.pop(task, None) is not None:
+                self._files.task(task).unlink(missing_ok=True)
+
+    # --- tasks that end
+
+    def _look_at_tasks(self) -> None:
+        for task, seen in self._tasks.items():
+            if seen.exit is not None or is_alive(seen.record.identity):
+                continue
+            found = records.read(ExitRecord, self._files.exit(task))
+            if found is not None and found.request == seen.record.request:
+                seen.exit = found
+                continue
+            seen.gone_at = seen.gone_at or time.monotonic()
+            if time.monotonic() - seen.gone_at > EXIT_RECORD_S:
+                seen.exit = ExitRecord(seen.record.pid, seen.record.request, self._context.clock())
+
+    def _judge(self) -> None:
+        """Decide what the ends of tasks mean for the attempt; the first task that failed is the cause."""
+        if self._adopting is not None and self._report is None and self._is_running(COORDINATOR):
+            return  # only the coordinator knows which tasks are members
+        ended = [(seen.exit.ended_s, task, seen) for task, seen in self._tasks.items() if seen.exit and not seen.judged]
+        for _, task, seen in sorted(ended, key=lambda entry: entry[:2]):
+            seen.judged = True
+            if seen.exit is not None and self._ending is None:
+                self._judge_exit(task, seen.exit)
+        now = time.monotonic()
+        if self._ending is None and now > self._complaint_at and self._report is not None:
+            self._fail(Reason.USER_ERROR if self._training else Reason.START_FAILED, self._report.message)
+        if self._ending is None and now > self._settle_until:
+            self._fail_to_settle()
+
+    def _judge_exit(self, task: TaskName, record: ExitRecord) -> None:
+        resize = self._resize
+        if resize is not None and not resize.settled and task in resize.added:
+            resize.failure = explain(task, record, self._log_tail(task))[1]
+        elif self._is_leaving(task):
+            pass
+        elif record.code == 0:
+            # Either the job's end has begun, or the task left too early; time will tell.
+            self._settle_until = min(self._settle_until, time.monotonic() + self._context.deadlines.settle_s)
+        elif not self._is_ending_by_itself() or self._report_is(JobReport.FAILED):
+            self._fail(*self._explain(task, record))
+
+    def _is_leaving(self, task: TaskName) -> bool:
+        if self._resize is not None and self._resize.settled:
+            return task in self._resize.leaving
+        return self._restore is not None and task not in self._restore.members and task != COORDINATOR
+
+    def _explain(self, task: TaskName, record: ExitRecord) -> tuple[Reason, str]:
+        reason, message = explain(task, record, self._log_tail(task))
+        never_trained = record.code == 0 and not self._training
+        return (Reason.START_FAILED if never_trained else reason), message
+
+    def _fail_to_settle(self) -> None:
+        within = f"within {self._context.deadlines.settle_s:g} s"
+        left = [(task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit is not None]
+        if self._is_ending_by_itself() or not left:
+            running = ", ".join(task for task in sorted(self._tasks) if self._is_running(task))
+            self._fail(Reason.LOST, f"{running} did not end {within} after the training")
+        else:
+            self._fail(*self._explain(*left[0]))
+
+    def _report_is(self, *phases: JobReport.Phase.ValueType) -> bool:
+        return self._report is not None and self._report.phase in phases
+
+    def _is_ending_by_itself(self) -> bool:
+        return self._report_is(JobReport.FINISHED, JobReport.STOPPED, JobReport.FAILED)
+
+    def _log_tail(self, task: TaskName) -> str:
+        seen = self._tasks.get(task)
+        return _tail(self._files.log(task), seen.record.log_offset if seen else 0)
+
+    def _is_running(self, task: TaskName) -> bool:
+        return task in self._tasks and self._tasks[task].exit is None
+
+    def _signal(self, tasks: Iterable[TaskName], signum: signal.Signals) -> bool:
+        """Signal those of `tasks` that still run; whether there were any."""
+        running = [task for task in tasks if self._is_running(task)]
+        for task in running:
+            send(self._tasks[task].record.identity, signum)
+        return bool(running)
+
+    # --- the attempt's end
+
+    def _stop(self, order: StopJob) -> None:
+        """Obey an order to stop. A repeated one may change the reason and bring the end nearer, never put it off."""
+        try:
+            records.write(self._files.stop, order)
+        except OSError as problem:  # only an adoption would miss it
+            _log.warning("cannot take note that %s is to stop: %s", self.name, problem)
+        now = time.monotonic()
+        before = self._ending
+        if before is not None:
+            before.kill_at = min(before.kill_at, now + order.grace_s)
+            if before.is_ordered:
+                before.reason = order.reason
+            return
+        ending = _Ending(order.reason, "", now, now + order.grace_s, is_ordered=True)
+        if self._control is not None and self._training and not self._is_ending_by_itself():
+            ending.answer = self._control.stop(order.checkpoint, order.grace_s)
+            ending.term_at = now + order.grace_s / 2
+        self._ending = ending
+
+    def _fail(self, reason: Reason, message: str) -> None:
+        if self._ending is None:
+            now = time.monotonic()
+            self._ending = _Ending(reason, message, now, now + CLEAN_UP_S)
+
+    def _push_ending(self, ending: _Ending) -> None:
+        now = time.monotonic()
+        if ending.answer is not None and ending.answer.done():
+            # Stopped: the tasks leave by themselves, and are told to only when they take long.
+            leave_s = 0.0 if ending.answer.exception() is not None else min(LEAVE_S, (ending.kill_at - now) / 2)
+            ending.term_at = min(ending.term_at, now + leave_s)
+            ending.answer = None
+        if now >= ending.kill_at:
+            self._signal(self._tasks, signal.SIGKILL)
+        elif now >= ending.term_at:
+            members = [task for task in self._tasks if task != COORDINATOR]
+            if ending.termed or not self._signal(members, signal.SIGTERM):
+                # The coordinator comes last: it writes down how the job ended.
+                self._end_coordinator(ending, now)
+            ending.termed = True
+
+    def _end_coordinator(self, ending: _Ending, now: float) -> None:
+        if any(self._is_running(task) for task in self._tasks if task != COORDINATOR):
+            return
+        ending.coordinator_at = min(ending.coordinator_at, now + (LEAVE_S if ending.is_ordered else 0.0))
+        if now >= ending.coordinator_at:
+            self._signal([COORDINATOR], signal.SIGTERM)
+
+    def _is_over(self) -> bool:
+        begun = self._tasks or self._start_order is None or self._ending is not None
+        return bool(begun) and all(seen.exit is not None for seen in self._tasks.values())
+
+    def _give_up(self, reason: Reason, message: str) -> None:
+        """Kill whatever is on record: nothing better can be done. Not when the executor was closed meanwhile."""
+        while not self._mail.empty():
+            self._let_go = isinstance(self._mail.get(), _LetGo) or self._let_go
+        if self._let_go:
+            return
+        self._fail(reason, message)
+        for task, record in self._files.records().items():
+            self._tasks.setdefault(task, _Seen(record))
+        told_at = time.monotonic()
+        while self._signal(self._tasks, signal.SIGKILL):
+            time.sleep(TICK_S)
+            self._look_at_tasks()
+            if time.monotonic() - told_at > 10.0:
+                told_at = time.monotonic()
+                _log.warning("tasks of %s do not die of SIGKILL; waiting for them", self.name)
+
+    def _conclude(self) -> None:
+        """Nothing of the attempt runs any more: say so, once, and for good."""
+        leaders = [seen.record.identity for seen in self._tasks.values()]
+        while end_orphans(leaders):
+            time.sleep(TICK_S)
+        result = _result(self._files.result)
+        final = result or self._report
+        progress = _progress(final) if final is not None else None
+        reason, message = self._verdict(result)
+        event = JobExited(self._context.clock(), self._spec.job_id, self._files.number, reason, message, progress)
+        try:
+            records.write(self._files.exited, event)
+        except OSError as problem:
+            _log.warning("cannot record how %s ended: %s", self.name, problem)
+        self._post(event)
+
+    def _verdict(self, result: JobReport | None) -> tuple[Reason, str]:
+        if (result is not None and result.phase == JobReport.FINISHED) or self._report_is(JobReport.FINISHED):
+            return Reason.FINISHED, self._complaints_after_the_end()
+        if self._ending is not None:
+            return self._ending.reason, self._ending.message
+        if not self._tasks:
+            return Reason.LOST, "no task of the attempt was found"
+        final = result or self._report
+        if final is not None and final.phase == JobReport.FAILED:
+            return (Reason.USER_ERROR if self._training else Reason.START_FAILED), final.message
+        ends = sorted(
+            (seen.exit.ended_s, task, seen.exit)
+            for task, seen in self._tasks.items()
+            if seen.exit and seen.exit.code != 0
+        )
+        if ends:
+            return self._explain(ends[0][1], ends[0][2])
+        if final is not None and final.phase == JobReport.STOPPED:
+            return Reason.LOST, "the job was stopped and nobody knows by whom"
+        return self._explain(*next((task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit))
+
+    def _complaints_after_the_end(self) -> str:
+        """A script may still fail after the training is done; the result stands, its user should know."""
+        exits = [(task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit and seen.exit.code]
+        return "; ".join(f"after the training {explain(task, end, self._log_tail(task))[1]}" for task, end in exits)
+
+    def _post(self, event: Event) -> None:
+        if not self._silent:
+            self._context.post(event)
+
+
+def _progress(report: JobReport) -> Progress:
+    return Progress(
+        epochs=report.epochs,
+        steps=report.steps,
+        samples_per_s=report.samples_per_s,
+        loss=report.loss if report.HasField("loss") else None,
+        accuracy=report.accuracy if report.HasField("accuracy") else None,
+        checkpoint_step=report.checkpoint_step,
+    )
+
+
+def _result(path: Path) -> JobReport | None:
+    """What the coordinator wrote down before it ended."""
+    try:
+        return json_format.Parse(path.read_text(), JobReport(), ignore_unknown_fields=True)
+    except (OSError, ValueError, json_format.ParseError):
+        return None
+
+
+def _tail(path: Path, offset: int) -> str:
+    """The end of a log, from `offset` on at the earliest."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(offset, path.stat().st_size - LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _text(problem: FedschedError | OSError) -> str:
+    if isinstance(problem, FedschedError):
+        return problem.message
+    return f"{problem.filename or 'the job could not be started'}: {problem.strerror}"
+
+
+def _rpc_text(problem: Exception) -> str:
+    return problem.details() or problem.code().name if isinstance(problem, grpc.Call) else str(problem)

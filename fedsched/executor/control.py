@@ -1,0 +1,92 @@
+"""The executor's side of a job's coordinator: follows its reports and gives it orders, never waiting."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from fedsched.core.ids import TaskName
+from fedsched.pb import training_pb2, training_pb2_grpc
+
+RETRY_S = (0.1, 2.0)
+"""First and longest wait before a broken stream of reports is asked for again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Answer(Protocol):
+    """An answer that will come."""
+
+    def done(self) -> bool:
+        """Whether it, or a failure, is there."""
+
+    def exception(self) -> Exception | None:
+        """The failure, once done."""
+
+    def result(self) -> Any:
+        """The answer, once done."""
+
+    def cancel(self) -> bool:
+        """No longer wanted."""
+
+
+class Control:
+    """A coordinator that listens at `address`; `on_report` is called from a thread of its own until `close`."""
+
+    def __init__(self, address: str, name: str, on_report: Callable[[training_pb2.JobReport], None]) -> None:
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.enable_http_proxy", 0),  # always this machine
+                ("grpc.use_local_subchannel_pool", 1),  # ports are used again by other jobs' coordinators
+                ("grpc.max_reconnect_backoff_ms", 1000),
+            ],
+        )
+        self._stub = training_pb2_grpc.JobControlStub(self._channel)
+        self._on_report = on_report
+        self._closed = threading.Event()
+        self._stream: Any = None
+        self._thread = threading.Thread(target=self._follow, name=f"follow-{name}", daemon=True)
+        self._thread.start()
+
+    def scale(self, seq: int, tasks: Sequence[TaskName], deadline_s: float) -> Answer:
+        """Order exactly these members."""
+        request = training_pb2.ScaleRequest(seq=seq, tasks=tasks, deadline_s=deadline_s)
+        # The coordinator keeps the deadline itself; a little later it must have answered.
+        answer: Answer = self._stub.Scale.future(request, timeout=deadline_s + 5.0)
+        return answer
+
+    def stop(self, checkpoint: bool, grace_s: float) -> Answer:
+        """Order the job's end."""
+        request = training_pb2.StopRequest(checkpoint=checkpoint, grace_s=grace_s)
+        answer: Answer = self._stub.Stop.future(request, timeout=max(grace_s, 0.1))
+        return answer
+
+    def close(self) -> None:
+        """Stop listening; the job goes on."""
+        self._closed.set()
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+        self._channel.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _follow(self) -> None:
+        wait_s = RETRY_S[0]
+        while not self._closed.is_set():
+            try:
+                self._stream = self._stub.Follow(training_pb2.FollowRequest())
+                for report in self._stream:
+                    wait_s = RETRY_S[0]
+                    self._on_report(report)
+            except grpc.RpcError as problem:
+                _log.debug("reports broke off: %s", problem)
+            except ValueError:
+                return  # the channel was closed between two tries
+            self._closed.wait(wait_s)
+            wait_s = min(2 * wait_s, RETRY_S[1])

@@ -1,0 +1,143 @@
+"""What each task of a job is started with: its program, its working directory, its environment."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedsched.core.ids import NodeName, TaskName
+from fedsched.core.job import JobSpec, Role, TaskPlacement, role_of
+from fedsched.errors import StartFailed
+from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
+
+READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "GRPC_", "TORCH_", "PATH", "VIRTUAL_ENV")
+"""Beginnings of variables that an interpreter or its libraries read only once, or that choose another interpreter.
+A job that sets one gets fresh processes: always right, only slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What the executor runs besides the users' commands."""
+
+    coordinator: str = "python -m fedsched.elastic.coordinator"
+    server: str = "python -m fedsched.elastic.server"
+    preload: tuple[str, ...] = (
+        "torch",
+        "torch._dynamo",  # any optimizer's first step loads it, and that takes longer than torch itself
+        "grpc",
+        "opentelemetry.sdk.trace.export",
+        "fedsched.tracing",
+    )
+    """Modules that the launcher loads once; those that are not installed are left out."""
+    launcher_idle_s: float = 10.0
+    """How long a launcher stays when nobody needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all tasks of a cluster share."""
+
+    programs: Programs = field(default_factory=Programs)
+    trace_file: str = ""
+    trace_endpoint: str = ""
+
+
+def order(
+    surroundings: Surroundings,
+    spec: JobSpec,
+    attempt: Attempt,
+    entry: TaskPlacement | None,
+    *,
+    seq: int,
+    address: str = "",
+    members: tuple[TaskName, ...] = (),
+) -> TaskOrder:
+    """How to start a task; without an `entry`, the coordinator.
+
+    Args:
+        address: the coordinator's, for a member.
+        members: the attempt's first members, for the coordinator.
+
+    Raises:
+        StartFailed: the job's command is no command.
+    """
+    task = entry.task if entry else COORDINATOR
+    is_worker = entry is not None and entry.role is Role.WORKER
+    argv = _argv(surroundings.programs, spec, task)
+    env = _inherited()
+    env |= _contract(surroundings, spec, attempt, task, address, members)
+    own = dict(spec.env) if is_worker else {}
+    bare_python = argv[0] in ("python", "python3") and not own.keys() & {"PATH", "VIRTUAL_ENV"}
+    return TaskOrder(
+        request=uuid.uuid4().hex,
+        task=task,
+        node=entry.node if entry else NodeName(""),
+        seq=seq,
+        argv=(sys.executable, *argv[1:]) if bare_python else argv,
+        # The product's own programs stay out of the user's directory: a file there could stand in for a module.
+        cwd=spec.workdir if is_worker and spec.workdir else str(attempt.job_dir),
+        env=tuple(sorted((env | own).items())),
+        fresh=any(name.startswith(READ_AT_START) for name in own),
+        attempt_dir=str(attempt.path),
+    )
+
+
+def _argv(programs: Programs, spec: JobSpec, task: TaskName) -> tuple[str, ...]:
+    if task == COORDINATOR:
+        command = programs.coordinator
+    else:
+        command = spec.run if role_of(task) is Role.WORKER else programs.server
+    try:
+        argv = tuple(shlex.split(command))
+    except ValueError as problem:
+        raise StartFailed(f"{task}: the command {command!r} cannot be split into words: {problem}") from problem
+    if not argv:
+        raise StartFailed(f"{task}: the command is empty", "set `run` to the command of one worker")
+    return argv
+
+
+def _inherited() -> dict[str, str]:
+    """The agent's environment; its interpreter comes first on the PATH."""
+    env = dict(os.environ)
+    for name in ("FEDSCHED_COORDINATOR", "FEDSCHED_TASKS", "TRACESTATE"):  # an agent may itself run inside a task
+        env.pop(name, None)
+    directory = str(Path(sys.executable).parent)
+    env["PATH"] = f"{directory}{os.pathsep}{env['PATH']}" if env.get("PATH") else directory
+    return env
+
+
+def _contract(
+    surroundings: Surroundings,
+    spec: JobSpec,
+    attempt: Attempt,
+    task: TaskName,
+    address: str,
+    members: tuple[TaskName, ...],
+) -> Mapping[str, str]:
+    """The variables that tasks of the product may rely on."""
+    role = task if task == COORDINATOR else role_of(task).value
+    cpu_milli = 1000 if task == COORDINATOR else spec.demand(role_of(task)).cpu_milli
+    env = {
+        "FEDSCHED_JOB_ID": spec.job_id,
+        "FEDSCHED_ATTEMPT": str(attempt.number),
+        "FEDSCHED_ROLE": role,
+        "FEDSCHED_TASK": task,
+        "FEDSCHED_JOB_DIR": str(attempt.job_dir),
+        "FEDSCHED_ATTEMPT_DIR": str(attempt.path),
+        "FEDSCHED_CHECKPOINT_EVERY_S": str(spec.checkpoint_every_s),
+        "FEDSCHED_TRACE_FILE": surroundings.trace_file,
+        "FEDSCHED_TRACE_ENDPOINT": surroundings.trace_endpoint,
+        "TRACEPARENT": spec.traceparent,
+        "OMP_NUM_THREADS": str(max(1, cpu_milli // 1000)),
+        "PYTHONUNBUFFERED": "1",  # lines reach the log when they are printed, also in a fresh interpreter
+    }
+    if task == COORDINATOR:
+        env["FEDSCHED_TASKS"] = ",".join(members)
+    else:
+        env["FEDSCHED_COORDINATOR"] = address
+    return env

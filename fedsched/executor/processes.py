@@ -1,0 +1,83 @@
+"""Which process is which, also after its number was given to another one, and signals that reach a whole task."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process for good: its number and the moment it started, as this machine's kernel counts it.
+
+    The moment is kept as the kernel's ticks since boot and not as wall-clock time: a clock that is set while jobs run
+    must not make them look dead, they would be started a second time.
+    """
+
+    pid: int
+    started: str
+
+
+def identify(pid: int) -> Identity | None:
+    """The identity of the live process `pid`; None when there is none, or only its unreaped remains."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not Path("/proc/self/stat").exists():
+        return _identify_without_proc(pid)
+    try:
+        # The command name stands in parentheses and may itself hold spaces and parentheses.
+        fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else Identity(pid, f"{_boot()}/{fields[19]}")
+
+
+def _identify_without_proc(pid: int) -> Identity | None:
+    try:
+        process = psutil.Process(pid)
+        gone = process.status() == psutil.STATUS_ZOMBIE
+        return None if gone else Identity(pid, f"{process.create_time():.2f}")
+    except psutil.Error:
+        return None
+
+
+@functools.cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def is_alive(identity: Identity) -> bool:
+    """Whether exactly this process still runs."""
+    return identify(identity.pid) == identity
+
+
+def send(identity: Identity, signum: signal.Signals) -> None:
+    """Signal the process and all that it started in its group; one that is gone is fine."""
+    if not is_alive(identity):
+        return
+    with suppress(ProcessLookupError):
+        try:
+            os.killpg(identity.pid, signum)
+        except ProcessLookupError:
+            os.kill(identity.pid, signum)  # forked a moment ago and not yet the leader of its group
+
+
+def end_orphans(leaders: list[Identity]) -> bool:
+    """Kill what dead session leaders left running in their sessions; whether anything was found.
+
+    A session's number is not given to a new process while the session has members, so a member of a session whose
+    leader is gone belongs to that leader.
+    """
+    wanted = {leader.pid for leader in leaders if identify(leader.pid) is None}
+    found = False
+    for pid in psutil.pids() if wanted else []:
+        with suppress(OSError):
+            if os.getsid(pid) in wanted and identify(pid) is not None:
+                os.kill(pid, signal.SIGKILL)
+                found = True
+    return found

@@ -31,7 +31,7 @@ from fedsched.process import told_to_end
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Store
 
-JOIN_S = 15.0
+JOIN_S = 8.0
 """How long etcd may take to answer at the start; later it may be away for any time."""
 GRACE_S = 2.0
 """How long calls may go on after the order to stop."""

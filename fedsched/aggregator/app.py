@@ -98,7 +98,7 @@ class Service:
     def _lead(self, election: Election) -> None:
         config = self._config
         policies = PolicyStore(
-            self._store, config.state_dir, config.policy.name, config.rounds.learning_rate, election.guard
+            self._store, config.state_dir, config.policy.name, config.rounds.learning_rate, election.guard()
         )
         try:
             self._hold_rounds(policies)

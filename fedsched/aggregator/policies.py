@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,12 +51,11 @@ class PolicyStore:
         state_dir: the files lie under `policies/<name>` in it.
         name: the policy.
         learning_rate: of the server optimiser.
-        guard: must hold for every write: that this process still leads.
+        guard: must hold for every write: that this process leads as it did when the store was made. One that leads
+            anew makes a new store, for somebody else may have written in between.
     """
 
-    def __init__(
-        self, store: Store, state_dir: Path, name: str, learning_rate: float, guard: Callable[[], Guard]
-    ) -> None:
+    def __init__(self, store: Store, state_dir: Path, name: str, learning_rate: float, guard: Guard) -> None:
         self._store = store
         self._state_dir = state_dir
         self._name = name
@@ -123,7 +121,7 @@ class PolicyStore:
             writes.append(Delete(keys.round_record(record.number - ROUNDS_KEPT)))
         if policy is not None:
             writes += self._activate(policy)
-        outcome = self._store.commit((self._guard(), RevisionIs(key, 0)), tuple(writes))
+        outcome = self._store.commit((self._guard, RevisionIs(key, 0)), tuple(writes))
         if not outcome.ok:
             found = self._store.get(key)
             if found is None or found.value != value:
@@ -162,7 +160,7 @@ class PolicyStore:
             optimiser_location=made.optimiser_location,
             optimiser_digest=made.optimiser_digest,
         )
-        guards = (self._guard(), RevisionIs(keys.policy_active(self._name), 0))
+        guards = (self._guard, RevisionIs(keys.policy_active(self._name), 0))
         if not self._store.commit(guards, tuple(self._activate(record))).ok:
             raise _superseded("the first version was not registered")
         _log.info("policy %s version 1 is %s", self._name, first)
@@ -206,7 +204,7 @@ class PolicyStore:
         for record, why in damaged:
             marked = replace(record, message=f"its file is corrupt, version {version} is in force instead: {why}")
             writes.append(Put(keys.policy_version(self._name, record.version), codec.dumps(marked)))
-        if not self._store.commit((self._guard(),), tuple(writes)).ok:
+        if not self._store.commit((self._guard,), tuple(writes)).ok:
             raise _superseded(f"falling back to version {version} was not recorded")
         _log.error("policy %s falls back to version %d", self._name, version)
 

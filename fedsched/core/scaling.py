@@ -431,13 +431,14 @@ class Scaling:
             self._pace.measure(self.time_s, self.done)
 
     def _gone(self, event: TaskGone) -> None:
+        trained = self._trained()
         member = self._members.pop(event.task, None)
         if self.ended or (member and member.told_to_leave):
             self._dismissed.discard(event.task)
             if member:
                 self._left[event.task] = member.done
             return
-        if self._trained() and not event.error:
+        if trained and not event.error:
             if member and role_of(event.task) is Role.WORKER:
                 self._left[event.task] = member.done
                 return
@@ -451,7 +452,7 @@ class Scaling:
 
     def _trained(self) -> bool:
         """Whether every worker has the final parameters."""
-        return self.plan is not None and all(self._done(task) >= self.steps for task in self.plan.workers)
+        return not self.ended and self.plan is not None and all(self._done(t) >= self.steps for t in self.plan.workers)
 
     def _needed(self) -> set[TaskName]:
         if self.plan is None:

@@ -1,0 +1,213 @@
+"""Whole jobs in real processes: what a resize, a restart or a death does to the training."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.elastic.conftest import SCRIPT, Job
+
+pytestmark = [pytest.mark.live, pytest.mark.xdist_group("elastic")]
+
+JobOf = Callable[..., Job]
+FIRST = ("ps-0", "worker-0")
+
+
+def parameters(path: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(path)
+
+
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **env: str) -> dict[str, torch.Tensor]:
+    """The same script run by hand: the reference."""
+    for name, value in {"OUT": str(tmp_path), **env}.items():
+        monkeypatch.setenv(name, value)
+    assert "FEDSCHED_COORDINATOR" not in os.environ
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    return parameters(tmp_path / "alone.safetensors")
+
+
+def assert_same(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> None:
+    assert mine.keys() == reference.keys()
+    for name in sorted(set(mine) - {"seen"}):
+        torch.testing.assert_close(mine[name], reference[name], rtol=1e-9, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
+def test_a_job_of_one_worker_computes_exactly_what_the_script_does_by_hand(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    """Who develops a script by hand must get the same model, bit by bit, when it becomes a job."""
+    reference = alone(tmp_path, monkeypatch, OPTIMIZER=optimizer)
+    job = job_of(OPTIMIZER=optimizer).start("ps-0", "ps-1", "worker-0")
+
+    assert set(job.ended().values()) == {0}, job.log("worker-0")
+    result = job.result()
+    assert result["phase"] == "FINISHED"
+    assert (result["steps"], result["epochs"], result["checkpoint_step"]) == (70, 10.0, 70)
+    assert result["accuracy"] == 0.5
+    mine = parameters(job.out / "worker-0.safetensors")
+    for name, value in reference.items():
+        assert torch.equal(mine[name], value), name
+
+
+def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_one(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may resize a job as it likes only if the user's result does not depend on it."""
+    env = {"EPOCHS": "300", "OPTIMIZER": "adam"}
+    reference = alone(tmp_path, monkeypatch, **env)
+    job = job_of(**env).start(*FIRST)
+    for step, members in [
+        (20, ("ps-0", "worker-0", "worker-1")),
+        (40, ("ps-0", "ps-1", "worker-0", "worker-1")),
+        (60, ("ps-0", "ps-1", "ps-2", "worker-0", "worker-1", "worker-2")),
+        (80, ("ps-1", "ps-2", "worker-1", "worker-2")),
+        (100, ("ps-2", "worker-2")),
+        (120, ("ps-0", "ps-2", "worker-0", "worker-2")),
+    ]:
+        job.until_step(step)
+        reply = job.scale(*members)
+        assert reply.ok, reply.message
+        assert list(reply.tasks) == sorted(members)
+        assert 0.0 <= reply.pause_s < 10.0
+
+    assert set(job.ended().values()) == {0}, job.log("worker-2")
+    assert job.result()["phase"] == "FINISHED"
+    for worker in ("worker-0", "worker-2"):
+        assert_same(parameters(job.out / f"{worker}.safetensors"), reference)
+    # Whoever left had only half-trained parameters, and its script must not have gone on with them.
+    assert not (job.out / "worker-1.safetensors").exists()
+
+
+def test_more_workers_than_samples_still_train_as_one(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last, short batch of an epoch leaves some workers with nothing to do; they must neither hang nor count."""
+    env = {"BATCH": "3", "SAMPLES": "7"}
+    reference = alone(tmp_path, monkeypatch, **env)
+    job = job_of(**env).start(*FIRST, "worker-1", "worker-2", "worker-3")
+
+    assert set(job.ended().values()) == {0}, job.log("worker-3")
+    assert_same(parameters(job.out / "worker-3.safetensors"), reference)
+
+
+def test_a_second_attempt_goes_on_from_the_checkpoint_with_another_number_of_servers(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preempted job loses no work, and gets back whatever the cluster can spare then."""
+    env = {"EPOCHS": "200", "OPTIMIZER": "adam"}
+    reference = alone(tmp_path, monkeypatch, **env)
+    job = job_of(**env).start(*FIRST, "worker-1")
+    job.until_step(30)
+    from fedsched.pb import training_pb2 as pb
+
+    stopped = job.control.Stop(pb.StopRequest(checkpoint=True, grace_s=20.0), timeout=30.0)
+    assert set(job.ended().values()) == {0}, job.log("worker-0")
+    first = job.result()
+    assert first["phase"] == "STOPPED"
+    assert 30 <= first["steps"] <= stopped.checkpoint_step == first["checkpoint_step"]
+
+    job.start("ps-0", "ps-1", "ps-2", "worker-5")
+    assert set(job.ended().values()) == {0}, job.log("worker-5")
+    assert job.result()["phase"] == "FINISHED"
+    assert_same(parameters(job.out / "worker-5.safetensors"), reference)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_only_without_any_valid_one_the_start_fails(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training on with silently damaged parameters is worse than losing some steps."""
+    reference = alone(tmp_path, monkeypatch)
+    job = job_of(FEDSCHED_CHECKPOINT_EVERY_S="0.0").start(*FIRST)
+    assert set(job.ended().values()) == {0}
+    older, newest = sorted(job.root.glob("checkpoint/step-*"))
+    assert newest.name == "step-00000070"
+    _flip_a_byte(newest / "ps-0.safetensors")
+
+    job.start("ps-0", "ps-1", "worker-0")
+    assert set(job.ended().values()) == {0}, job.log("worker-0")
+    assert "passing over a damaged checkpoint" in job.log("coordinator")
+    assert_same(parameters(job.out / "worker-0.safetensors"), reference)
+
+    for folder in job.root.glob("checkpoint/step-*"):
+        _flip_a_byte(folder / "ps-0.safetensors")
+    job.start(*FIRST)
+    assert job.result()["phase"] == "FAILED"
+    assert "no checkpoint of this job is valid" in job.log("coordinator")
+    assert job.processes["coordinator"].exitcode == 1
+
+
+def _flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_a_resize_whose_new_task_never_joins_is_rolled_back_while_training_goes_on(job_of: JobOf) -> None:
+    """A node that cannot start a task must cost the job nothing but the resize."""
+    job = job_of(EPOCHS="100").start(*FIRST)
+    job.until_step(5)
+    reply = job.scale(*FIRST, "worker-1", deadline_s=0.3, start=False)
+
+    assert not reply.ok
+    assert "worker-1 did not join" in reply.message
+    assert list(reply.tasks) == list(FIRST)
+    assert set(job.ended().values()) == {0}
+    assert job.result()["phase"] == "FINISHED"
+
+
+@pytest.mark.parametrize("victim", ["worker-1", "ps-1"])
+def test_a_killed_member_fails_the_attempt_and_nothing_hangs(job_of: JobOf, victim: str) -> None:
+    """The next attempt can start only when this one is seen to be over."""
+    job = job_of(EPOCHS="100000").start("ps-0", "ps-1", "worker-0", "worker-1")
+    job.until_step(10)
+    job.processes[victim].kill()
+
+    codes = job.ended()
+    assert codes.pop(victim) == -9
+    assert codes.pop("coordinator") == 1
+    assert codes.pop("worker-0") == 1
+    result = job.result()
+    assert result["phase"] == "FAILED"
+    assert result["message"] == f"{victim} ended unexpectedly"
+    assert f"the job ended: {victim} ended unexpectedly" in job.log("worker-0")
+
+
+def test_members_of_a_dead_coordinator_end_themselves(job_of: JobOf) -> None:
+    """An orphan would burn a machine that the scheduler gives to others."""
+    job = job_of(EPOCHS="100000").start(*FIRST)
+    job.until_step(10)
+    job.processes["coordinator"].kill()
+
+    assert job.ended() == {"coordinator": -9, "ps-0": 1, "worker-0": 1}
+    assert "coordinator is gone" in job.log("worker-0") + job.log("ps-0")
+
+
+def test_a_script_that_crashes_is_reported_with_its_own_words(job_of: JobOf) -> None:
+    """Who wrote the script needs to see its fault, not a timeout of somebody else."""
+    job = job_of(CRASH_AT="12").start(*FIRST)
+
+    assert job.ended()["worker-0"] == 1
+    result = job.result()
+    assert result["phase"] == "FAILED"
+    assert "worker-0" in result["message"]
+    assert "RuntimeError: the script has a fault" in job.log("worker-0")
+
+
+def test_sigterm_ends_every_task_at_once(job_of: JobOf) -> None:
+    """A cluster that is being shut down sends it to everybody."""
+    job = job_of(EPOCHS="100000").start(*FIRST)
+    job.until_step(10)
+    for process in job.processes.values():
+        process.terminate()
+
+    codes = job.ended()
+    assert codes["ps-0"] == 143
+    assert codes["worker-0"] == -15
+    assert job.result()["phase"] in ("STOPPED", "FAILED")

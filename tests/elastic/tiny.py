@@ -1,0 +1,79 @@
+"""A training script of milliseconds, run by the tests as a worker of a real job.
+
+Convex and in double precision, so that different orders of summation stay far below any fault in the arithmetic.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedsched import elastic
+
+
+class Net(nn.Module):
+    """Blocks of different sizes, a frozen one, and statistics that only the forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 6)
+        self.second = nn.Linear(6, 1)
+        self.frozen = nn.Parameter(torch.ones(6), requires_grad=False)
+        self.seen: torch.Tensor
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """A linear function: the loss over it is smooth."""
+        self.seen += 1
+        result: torch.Tensor = self.second(self.first(inputs) * self.frozen).squeeze(1)
+        return result
+
+
+def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    """Two groups with settings of their own."""
+    first, rest = model.first.parameters(), model.second.parameters()  # type: ignore[union-attr,operator]
+    if name == "adam":
+        return torch.optim.AdamW([{"params": first, "lr": 2e-3}, {"params": rest}], lr=1e-3, weight_decay=0.1)
+    if name == "adagrad":
+        return torch.optim.Adagrad([{"params": first}, {"params": rest}], lr=0.01, initial_accumulator_value=0.5)
+    return torch.optim.SGD([{"params": first, "lr": 0.002}, {"params": rest}], lr=0.001, momentum=0.9)
+
+
+def main() -> None:
+    """Train, then write the final parameters to OUT/<task>.safetensors."""
+    task = os.environ.get("FEDSCHED_TASK", "alone")
+    torch.manual_seed(hash(task) % 1000)  # Only the chief's first values may count.
+    if task in ("alone", "worker-0"):
+        torch.manual_seed(1)
+    model = Net().double()
+    optimizer = optimizer_of(model, os.environ.get("OPTIMIZER", "sgd"))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    samples = torch.Generator().manual_seed(7)
+    inputs = torch.randn(int(os.environ.get("SAMPLES", "50")), 12, generator=samples, dtype=torch.float64)
+    labels = inputs.sum(dim=1)
+    crash_at = int(os.environ.get("CRASH_AT", "-1"))
+
+    session = elastic.join(model, optimizer, seed=3, scheduler=scheduler)
+    batches = session.batches(
+        TensorDataset(inputs, labels),
+        batch_size=int(os.environ.get("BATCH", "8")),
+        epochs=int(os.environ.get("EPOCHS", "10")),
+    )
+    for batch, wanted in batches:
+        if session.steps == crash_at:
+            raise RuntimeError("the script has a fault")
+        session.step(nn.functional.mse_loss(model(batch), wanted))
+    if session.is_chief:
+        session.report(accuracy=0.5)
+    out = Path(os.environ["OUT"])
+    safetensors.torch.save_file(dict(model.state_dict()), out / f"{task}.draft")
+    (out / f"{task}.draft").rename(out / f"{task}.safetensors")
+
+
+if __name__ == "__main__":
+    main()

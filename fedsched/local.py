@@ -117,6 +117,12 @@ def trace_target() -> tuple[str, str]:
     return state.trace_endpoint, state.trace_file
 
 
+def runs(state_dir: Path) -> bool:
+    """Whether any process of the federation with this state is alive."""
+    state = _read(state_dir)
+    return state is not None and bool(state.running())
+
+
 def named(name: str, purge: bool) -> Path:
     """State directory of the federation that `down` means.
 

@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 class Format(StrEnum):
@@ -96,16 +97,15 @@ def emit_line(value: object, form: Format) -> None:
         print(json.dumps(plain(value)), flush=True)
 
 
-def console(stderr: bool = False) -> Console:
+def console() -> Console:
     """A console that colours only at a terminal and never breaks lines anywhere else."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else WIDE, soft_wrap=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print aligned columns without lines around them; numbers stand to the right."""
+def grid(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Aligned columns without lines around them."""
     from rich.table import Table
     from rich.text import Text
 
@@ -114,7 +114,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         shown.add_column(column, no_wrap=True, overflow="ellipsis")
     for row in rows:
         shown.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
-    terminal = console()
+    return shown
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print aligned columns; cut to the width of a terminal, and complete anywhere else."""
+    shown, terminal = grid(columns, rows), console()
     if terminal.is_terminal:
         terminal.print(shown)
         return

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, console, emit
+
+if TYPE_CHECKING:
+    from fedsched.adapters.spans import SpanRecord
 
 
 def register(app: typer.Typer) -> None:
@@ -26,31 +29,49 @@ def _group() -> None:
 def show(
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
     file: Annotated[
-        Path | None, typer.Option("--file", help="Trace file; that of the federation on this machine if not given.")
+        Path | None, typer.Option("--file", help="Look the job up in this trace file instead of asking a controller.")
     ] = None,
     server: Server = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Print the spans of a job from submission to its end as a tree."""
     from fedsched.adapters import spans
-    from fedsched.core.explain import trace_id
-    from fedsched.core.ids import JobId
+    from fedsched.errors import NotFound
+
+    source = file if file is not None else _file()
+    if not source.is_file():
+        raise NotFound(f"there is no trace file {source}", "name one with --file")
+    records = spans.read(source)
+    wanted = _asked(server, job_id) if file is None else _looked_up(records, job_id)
+    found = spans.trace_of(records, wanted)
+    if not found:
+        raise NotFound(f"{source} holds no spans of job {job_id}", "was tracing on when it was submitted?")
+    if not emit(found, output, [f"span/{record.span_id}" for record in found]):
+        console().print(spans.tree(found))
+
+
+def _file() -> Path:
+    """Where the federation on this machine writes its spans."""
     from fedsched.errors import NotFound
     from fedsched.local import trace_target
 
+    endpoint, name = trace_target()
+    if not name:
+        problem = f"spans go to {endpoint}" if endpoint else "no federation that runs here writes a trace file"
+        raise NotFound(f"{problem}, so there is none to read", "name a trace file with --file")
+    return Path(name)
+
+
+def _asked(server: str, job_id: str) -> str:
+    """The trace id that is kept in the job."""
+    from fedsched.core.explain import trace_id
+    from fedsched.core.ids import JobId
+
     with connect(server) as client:
-        job = client.get(JobId(job_id))
-    source = file if file is not None else Path(trace_target()[1] or "")
-    if not source.is_file():
-        raise NotFound(
-            f"there is no trace file {source}" if source.name else "this federation writes no trace file",
-            "name one with --file, or look into the collector that tracing.endpoint names",
-        )
-    wanted = trace_id(job.spec.traceparent)
-    found = spans.trace_of(spans.read(source), wanted)
-    if not found:
-        raise NotFound(
-            f"{source} holds no spans of job {job_id} (trace {wanted or '-'})", "was tracing on when it ran?"
-        )
-    if not emit(found, output, [f"span/{record.span_id}" for record in found]):
-        console().print(spans.tree(found))
+        return trace_id(client.get(JobId(job_id)).spec.traceparent)
+
+
+def _looked_up(records: list[SpanRecord], job_id: str) -> str:
+    """The trace id of the newest submission of the job in the file."""
+    ids = [record.trace_id for record in records if record.name == "submit" and record.attributes.get("job") == job_id]
+    return ids[-1] if ids else ""

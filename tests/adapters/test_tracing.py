@@ -214,16 +214,18 @@ def test_a_dead_collector_slows_nothing_and_is_told_once(dead_endpoint: str, cap
     caplog.set_level(logging.WARNING)
     tracing.setup("agent", endpoint=dead_endpoint)
 
+    spans = tracing.QUEUE_MAX + 1000
     start_s = time.monotonic()
-    for _ in range(2 * tracing.QUEUE_MAX):
+    for _ in range(spans):
         with tracing.span("work"):
             pass
-    per_span_s = (time.monotonic() - start_s) / (2 * tracing.QUEUE_MAX)
+    worked_s = time.monotonic() - start_s
     start_s = time.monotonic()
     tracing.shutdown()
 
     assert time.monotonic() - start_s <= 3.0
-    assert per_span_s < 0.001
+    # Waiting for the collector once a batch takes this long; a busy machine alone does not.
+    assert worked_s < spans / 512 * tracing.EXPORT_TIMEOUT_S
     assert len([record for record in caplog.records if dead_endpoint in record.getMessage()]) == 1
     assert [record for record in caplog.records if record.name.startswith("opentelemetry")] == []
 

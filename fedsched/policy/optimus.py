@@ -29,9 +29,13 @@ from fedsched.policy.heuristics import Heuristic
 PRIOR = (1.0, 0.05, 0.1, 0.01, 0.01)
 """Coefficients a, b, c, d, e before anything was seen, up to a common factor."""
 
-PRIOR_POINTS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (4, 4), (8, 4))
-PRIOR_WEIGHT = 0.05
+PRIOR_POINTS = ((1, 0), (4, 0), (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (4, 4), (8, 4))
+PRIOR_WEIGHT = 0.01
 """Weight of one pseudo-observation against one real one."""
+
+EPOCH_S_MIN = 1e-9
+EPOCHS_PER_S_MIN = 1e-9
+"""A slower job (an epoch in thirty years) stood still for a reason that says nothing about its allocation."""
 
 
 def terms(workers: int, ps: int) -> NDArray[np.float64]:
@@ -49,7 +53,9 @@ class SpeedCurve:
         """Epochs per second; zero without workers."""
         if not allocation.workers:
             return 0.0
-        return float(1 / (terms(allocation.workers, allocation.ps) @ np.array(self.coefficients)))
+        epoch_s = float(terms(allocation.workers, allocation.ps) @ np.array(self.coefficients))
+        # A fit to contradictory samples can leave nothing but terms that vanish here.
+        return 1 / max(epoch_s, EPOCH_S_MIN)
 
 
 def fit(samples: Sequence[SpeedSample], level: float = 1.0) -> SpeedCurve:
@@ -59,7 +65,7 @@ def fit(samples: Sequence[SpeedSample], level: float = 1.0) -> SpeedCurve:
         samples: observations of one job type; those without progress are ignored.
         level: how many times longer than under `PRIOR` an epoch takes where there are no samples.
     """
-    seen = [sample for sample in samples if sample.epochs_per_s > 0 and sample.workers > 0]
+    seen = _telling(samples)
     scale = _level(seen) if seen else level
     # Speed times predicted seconds per epoch is 1 for a perfect fit: residuals are relative errors.
     rows = [terms(sample.workers, sample.ps) * sample.epochs_per_s for sample in seen]
@@ -72,6 +78,10 @@ def fit(samples: Sequence[SpeedSample], level: float = 1.0) -> SpeedCurve:
     return SpeedCurve((a, b, c, d, e))
 
 
+def _telling(samples: Sequence[SpeedSample]) -> list[SpeedSample]:
+    return [sample for sample in samples if sample.epochs_per_s >= EPOCHS_PER_S_MIN and sample.workers > 0]
+
+
 def _level(samples: Sequence[SpeedSample]) -> float:
     """How many times longer an epoch takes than under `PRIOR`, on average over the samples."""
     return float(np.mean([1 / (s.epochs_per_s * (terms(s.workers, s.ps) @ np.array(PRIOR))) for s in samples]))
@@ -82,7 +92,7 @@ def fit_types(views: Iterable[JobView]) -> dict[str, SpeedCurve]:
     pooled: dict[str, list[SpeedSample]] = {}
     for view in sorted(views, key=lambda view: view.job_id):
         pooled.setdefault(view.job_type, []).extend(view.speeds)
-    seen = [s for kind in sorted(pooled) for s in pooled[kind] if s.epochs_per_s > 0 and s.workers > 0]
+    seen = _telling([sample for kind in sorted(pooled) for sample in pooled[kind]])
     level = _level(seen) if seen else 1.0
     return {kind: fit(samples, level) for kind, samples in sorted(pooled.items())}
 

@@ -185,12 +185,12 @@ class World:
         return lambda: self._loop.step(JobAssigned(self._clock.now_s, spec, status))
 
     def _start_slot(self) -> None:
-        if self._over() or self._slot >= self._slots_max:
-            return
         self._executor.report()
         self._post(SlotStarted(self._clock.now_s, self._slot))
-        self._slot += 1
-        self._clock.after(self._scenario.slot_length_s, self._start_slot)
+        # The start that follows the last job's end closes, and so rewards, that job's last slot.
+        if not self._over() and self._slot < self._slots_max:
+            self._slot += 1
+            self._clock.after(self._scenario.slot_length_s, self._start_slot)
 
     def _over(self) -> bool:
         statuses = self._ledger.statuses

@@ -1,0 +1,80 @@
+"""Checkpoint files: whole or refused, with one clear error."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save as save_tensors
+
+from fedsched.cli.train import supervised
+from fedsched.errors import CorruptCheckpoint
+from fedsched.policy import checkpoint
+from fedsched.policy.checkpoint import Checkpoint, from_bytes, load
+from fedsched.policy.dl2 import Shape, initial
+
+SHAPE = Shape(window=2, hidden=(4,))
+GOOD = Checkpoint(initial(SHAPE, 0), SHAPE, {"command": "made here", "seed": 0, "loss": 0.5})
+DATA = GOOD.to_bytes()
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    GOOD.save(path)
+    back = load(path)
+    assert (back.shape, back.made, back.digest) == (GOOD.shape, GOOD.made, GOOD.digest)
+    assert back.to_bytes() == DATA == path.read_bytes()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@settings(max_examples=150, deadline=None)
+@given(position=st.integers(0, len(DATA) - 1), flip=st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
+def test_a_flipped_bit_anywhere_is_noticed(position: int, flip: int) -> None:
+    """A cluster that decides with damaged weights would look healthy and be wrong."""
+    damaged = bytearray(DATA)
+    damaged[position] ^= flip
+    with pytest.raises(CorruptCheckpoint) as problem:
+        from_bytes(bytes(damaged))
+    assert problem.value.hint
+
+
+@pytest.mark.parametrize("length", [0, 4, 8, 200, len(DATA) // 2, len(DATA) - 1])
+def test_a_truncated_file_is_noticed(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(DATA[:length])
+    with pytest.raises(CorruptCheckpoint, match=r"cut\.safetensors is no whole checkpoint.*expected a safetensors"):
+        load(path)
+
+
+def test_weights_that_do_not_match_their_schema_are_refused() -> None:
+    """Sealed properly by somebody's tool and still not usable."""
+    arrays = initial(SHAPE, 0)
+    wrong_shape = Checkpoint({**arrays, "policy.0.bias": np.zeros(5, dtype=np.float32)}, SHAPE, {})
+    not_finite = Checkpoint({**arrays, "policy.0.bias": np.full(4, np.nan, dtype=np.float32)}, SHAPE, {})
+    with pytest.raises(CorruptCheckpoint, match=r"policy\.0\.bias has shape \(5,\); expected \(4,\)"):
+        from_bytes(wrong_shape.to_bytes())
+    with pytest.raises(CorruptCheckpoint, match="not finite"):
+        from_bytes(not_finite.to_bytes())
+
+
+def test_files_of_others_and_missing_files_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(CorruptCheckpoint, match="no whole checkpoint"):
+        from_bytes(save_tensors({"weight": np.zeros(3, dtype=np.float32)}))
+    with pytest.raises(CorruptCheckpoint, match="No such file"):
+        load(tmp_path / "nowhere.safetensors")
+
+
+def test_the_shipped_weights_say_how_to_make_them() -> None:
+    """Nobody has to trust a binary: the command with its defaults is in the file."""
+    shipped = load(checkpoint.BUILTIN)
+    assert shipped.shape == Shape()
+    assert shipped.arrays["policy.0.weight"].dtype == np.float32
+    defaults = {name: entry.default for name, entry in inspect.signature(supervised).parameters.items()}
+    assert shipped.made["command"] == (
+        f"fedsched train supervised --teacher {defaults['teacher'].value} --seed {defaults['seed']} "
+        f"--steps {defaults['steps']} --scenarios {defaults['scenarios']} --held-out {defaults['held_out']} -o FILE"
+    )

@@ -90,9 +90,10 @@ class Service:
 
     def _wait_to_lead(self) -> bool:
         with self._changed:
-            if not self._leading:
+            decided = self._changed.wait_for(lambda: self._leading or self._stopping, RETRY_S)
+            if not decided:
                 _log.info("standing by until no other aggregator leads")
-            self._changed.wait_for(lambda: self._leading or self._stopping)
+                self._changed.wait_for(lambda: self._leading or self._stopping)
             return not self._stopping
 
     def _lead(self, election: Election) -> None:

@@ -41,8 +41,8 @@ def norm(gradients: Arrays) -> float:
     """Euclidean norm over all arrays together, in double precision."""
     total = 0.0
     for name in sorted(gradients):
-        flat = np.asarray(gradients[name], dtype=np.float64).ravel()
-        total += float(flat @ flat)
+        # Not a dot product: that goes to BLAS, whose threads fight over the cores that jobs train on.
+        total += float(np.square(gradients[name], dtype=np.float64).sum())
     return float(np.sqrt(total))
 
 

@@ -38,13 +38,17 @@ EXIT_RECORD_S = 1.5
 """How long after a task's end its exit record may come; later, nobody saw the end."""
 CLEAN_UP_S = 1.0
 """Between SIGTERM and SIGKILL for the rest of an attempt that has failed: nothing of it is kept."""
-CULPRIT_S = 2.0
+CULPRIT_S = 5.0
 """How long after a coordinator's complaint the exit of the task that caused it may come."""
 LEAVE_S = 2.0
 """How long tasks may take to leave by themselves once the job is stopped."""
 NEWS_S = 0.5
 """How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
 LOG_TAIL_BYTES = 16384
+JOB_ENDED = "the job ended: "
+"""What a worker of the elastic runtime says when it ends because the job has failed."""
+JOIN_MARGIN_S = 2.0
+"""How much later than the coordinator the executor gives up on tasks that do not join: the coordinator knows names."""
 
 _log = logging.getLogger(__name__)
 
@@ -331,7 +335,7 @@ class AttemptDriver:
                 self._control = Control(address, self.name, self.tell)
         if self._control is not None and not self._members_started and self._adopting is None:
             self._members_started = True
-            self._join_until = time.monotonic() + self._context.deadlines.join_s
+            self._join_until = time.monotonic() + self._context.deadlines.join_s + JOIN_MARGIN_S
             for entry in self._placement:
                 if entry.task not in self._tasks:
                     self._start(entry, seq=self._start_order.seq if self._start_order else 0)
@@ -525,8 +529,8 @@ class AttemptDriver:
             if seen.exit is not None and self._ending is None:
                 self._judge_exit(task, seen.exit)
         now = time.monotonic()
-        if self._ending is None and now > self._complaint_at and self._report is not None:
-            self._fail(Reason.USER_ERROR if self._training else Reason.START_FAILED, self._report.message)
+        if self._ending is None and now > self._complaint_at:
+            self._fail_as_complained()
         if self._ending is None and now > self._settle_until:
             self._fail_to_settle()
 
@@ -539,8 +543,21 @@ class AttemptDriver:
         elif record.code == 0:
             # Either the job's end has begun, or the task left too early; time will tell.
             self._settle_until = min(self._settle_until, time.monotonic() + self._context.deadlines.settle_s)
-        elif not self._is_ending_by_itself() or self._report_is(JobReport.FAILED):
+        elif self._report_is(JobReport.FINISHED, JobReport.STOPPED):
+            pass
+        elif self._is_victim(task, record):
+            self._complaint_at = min(self._complaint_at, time.monotonic() + CULPRIT_S)
+        else:
             self._fail(*self._explain(task, record))
+
+    def _is_victim(self, task: TaskName, record: ExitRecord) -> bool:
+        """Whether the task only ended because another one did: a job that fails takes all of its tasks along, and
+        those often end before the one that is to blame."""
+        if record.code is None:
+            return False
+        if self._report is not None and self._report.phase == JobReport.FAILED:
+            return self._report.message.partition(" ")[0].rstrip(":,") != task
+        return (task == COORDINATOR and self._files.result.exists()) or JOB_ENDED in self._log_tail(task)
 
     def _is_leaving(self, task: TaskName) -> bool:
         if self._resize is not None and self._resize.settled:
@@ -551,6 +568,12 @@ class AttemptDriver:
         reason, message = explain(task, record, self._log_tail(task))
         never_trained = record.code == 0 and not self._training
         return (Reason.START_FAILED if never_trained else reason), message
+
+    def _fail_as_complained(self) -> None:
+        final = _result(self._files.result) or self._report
+        message = final.message if final is not None and final.phase == JobReport.FAILED else ""
+        reason = Reason.USER_ERROR if self._training else Reason.START_FAILED
+        self._fail(reason, message or "the job failed and did not say why")
 
     def _fail_to_settle(self) -> None:
         within = f"within {self._context.deadlines.settle_s:g} s"
@@ -678,12 +701,12 @@ class AttemptDriver:
         if final is not None and final.phase == JobReport.FAILED:
             return (Reason.USER_ERROR if self._training else Reason.START_FAILED), final.message
         ends = sorted(
-            (seen.exit.ended_s, task, seen.exit)
+            (self._is_victim(task, seen.exit), seen.exit.ended_s, task, seen.exit)
             for task, seen in self._tasks.items()
             if seen.exit and seen.exit.code != 0
         )
         if ends:
-            return self._explain(ends[0][1], ends[0][2])
+            return self._explain(ends[0][2], ends[0][3])
         if final is not None and final.phase == JobReport.STOPPED:
             return Reason.LOST, "the job was stopped and nobody knows by whom"
         return self._explain(*next((task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit))

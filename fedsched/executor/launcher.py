@@ -95,10 +95,7 @@ class Launcher:
     def leave(self) -> None:
         """End: remove the address first, then let a successor in."""
         self._layout.launcher.unlink(missing_ok=True)
-        address = Path(self._listener.getsockname())
-        address.unlink(missing_ok=True)
-        if address.parent != self._layout.root:
-            address.parent.rmdir()
+        Path(self._listener.getsockname()).unlink(missing_ok=True)
         self._close_all()
 
     def _end_soon(self, *_: object) -> None:
@@ -154,9 +151,6 @@ class Launcher:
         client.connection.close()
 
     def _obey(self, request: dict[str, Any]) -> dict[str, Any] | task.Fork:
-        if request["op"] == "stop":
-            self._stopping = True
-            return {"error": ""}
         if request["term"] < self._term:
             return {"error": f"the order is of term {request['term']}; this cluster already obeys term {self._term}"}
         self._term = request["term"]
@@ -283,11 +277,12 @@ def main(arguments: list[str]) -> None:
     lock = _lock(layout)
     if lock is None:
         return
+    listener = _listen(layout)  # before loading: orders wait in line, and nobody starts another launcher meanwhile
     for module in options.preload:
         with suppress(ModuleNotFoundError):
             importlib.import_module(module)
     gc.freeze()  # what is loaded stays shared with the forks: the collector leaves its pages alone
-    launcher = Launcher(layout, _listen(layout), lock, options.idle_s)
+    launcher = Launcher(layout, listener, lock, options.idle_s)
     fork = launcher.serve()
     if fork is None:
         launcher.leave()
@@ -319,8 +314,11 @@ def _lock(layout: Layout) -> int | None:
 def _listen(layout: Layout) -> socket.socket:
     path = layout.root / "launcher.sock"
     if len(os.fsencode(path)) > SOCKET_PATH_MAX:
-        # Named by the root, readable by its user alone.
-        directory = Path(tempfile.mkdtemp(prefix=f"fedsched-{sha256(os.fsencode(layout.root)).hexdigest()[:8]}-"))
+        digest = sha256(os.fsencode(layout.root)).hexdigest()[:16]
+        directory = Path(tempfile.gettempdir(), f"fedsched-{os.getuid()}-{digest}")
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if directory.lstat().st_uid != os.getuid() or directory.is_symlink():
+            raise PermissionError(f"{directory} belongs to somebody else")
         path = directory / "launcher.sock"
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from fedsched.executor.processes import is_alive
 from fedsched.executor.records import Attempt, LauncherRecord, Layout, TaskOrder, TaskRecord
 from fedsched.runtime import codec
 
-ANSWER_S = 30.0
-"""Longest wait for an answer; a fork takes milliseconds, more only on a machine that is out of breath."""
+ANSWER_S = 120.0
+"""Longest wait for an answer: a new launcher loads first, which takes some ten seconds of processor time."""
+SPAWN_S = 30.0
+"""Longest wait for a new launcher to detach itself."""
 
 RETRIES_S = (0.05, 0.2, 0.5, 1.0)
 """Waits after failed tries to start a task: a launcher that was killed may take connections for a moment longer."""
@@ -31,10 +34,10 @@ class Launching:
         layout: the cluster's files.
         preload: modules that a new launcher loads once for all tasks.
         idle_s: how long a launcher without connection and children stays.
-        deadline_s: how long a new launcher may take to load and listen.
+        deadline_s: how long a new launcher may take to listen.
     """
 
-    def __init__(self, layout: Layout, preload: tuple[str, ...], idle_s: float, deadline_s: float = 90.0) -> None:
+    def __init__(self, layout: Layout, preload: tuple[str, ...], idle_s: float, deadline_s: float = 30.0) -> None:
         self._layout = layout
         self._preload = preload
         self._idle_s = idle_s
@@ -124,10 +127,20 @@ class Launching:
         self._spawned_s = time.monotonic()
         command = [sys.executable, "-m", "fedsched.executor.launcher", "--root", str(self._layout.root)]
         command += ["--idle-s", str(self._idle_s), "--preload", *self._preload]
+        # Libraries with threads of their own start them when they are loaded, and threads do not survive a fork.
+        # torch's number of threads is set anew in each task.
+        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with self._layout.launcher_log.open("ab") as log:
             try:
                 subprocess.run(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True, timeout=ANSWER_S
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    env=os.environ | single,
+                    check=True,
+                    timeout=SPAWN_S,
                 )
             except subprocess.SubprocessError as problem:
                 raise StartFailed(f"the launcher could not be started: {problem}", self._hint()) from problem

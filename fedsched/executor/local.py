@@ -17,7 +17,7 @@ from fedsched.core.events import JobExited
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, Reason
 from fedsched.errors import Conflict, FedschedError
-from fedsched.executor import launching, records
+from fedsched.executor import records
 from fedsched.executor.attempt import AttemptDriver, Context, Deadlines, Discard
 from fedsched.executor.fence import Fence
 from fedsched.executor.launching import Launching
@@ -68,7 +68,7 @@ class LocalExecutor:
             post=post,
             clock=clock,
             launching=Launching(self._layout, programs.preload, programs.launcher_idle_s),
-            surroundings=Surroundings(programs, trace_file, trace_endpoint),
+            surroundings=Surroundings(programs, trace_file, trace_endpoint, join_deadline_s),
             deadlines=Deadlines(join_deadline_s, scale_deadline_s, settle_s),
         )
         self._drivers: dict[tuple[JobId, int], AttemptDriver] = {}
@@ -228,10 +228,8 @@ def shut_down(root: Path, *, grace_s: float = 3.0) -> int:
         _wait_until_gone(tasks, wait_s)
     end_orphans(tasks)
     launcher = records.read(LauncherRecord, layout.launcher)
-    connection = launching.connect(layout)
-    if launcher is not None and connection is not None:
-        with connection, suppress(OSError):
-            launching.exchange(connection, {"op": "stop"})
+    if launcher is not None:
+        send(launcher.identity, signal.SIGTERM)
         if not _wait_until_gone([launcher.identity], 5.0):
             send(launcher.identity, signal.SIGKILL)
     return len(tasks)

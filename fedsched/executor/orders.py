@@ -27,11 +27,10 @@ class Programs:
     coordinator: str = "python -m fedsched.elastic.coordinator"
     server: str = "python -m fedsched.elastic.server"
     preload: tuple[str, ...] = (
-        "torch",
-        "torch._dynamo",  # any optimizer's first step loads it, and that takes longer than torch itself
-        "grpc",
+        "fedsched.elastic.preload",
+        "torch._dynamo",  # the first optimizer loads it, and that takes as long as torch itself
         "opentelemetry.sdk.trace.export",
-        "fedsched.tracing",
+        "sklearn.datasets",  # for the examples
     )
     """Modules that the launcher loads once; those that are not installed are left out."""
     launcher_idle_s: float = 10.0
@@ -45,6 +44,7 @@ class Surroundings:
     programs: Programs = field(default_factory=Programs)
     trace_file: str = ""
     trace_endpoint: str = ""
+    join_s: float = 60.0
 
 
 def order(
@@ -130,6 +130,7 @@ def _contract(
         "FEDSCHED_JOB_DIR": str(attempt.job_dir),
         "FEDSCHED_ATTEMPT_DIR": str(attempt.path),
         "FEDSCHED_CHECKPOINT_EVERY_S": str(spec.checkpoint_every_s),
+        "FEDSCHED_JOIN_S": str(surroundings.join_s),
         "FEDSCHED_TRACE_FILE": surroundings.trace_file,
         "FEDSCHED_TRACE_ENDPOINT": surroundings.trace_endpoint,
         "TRACEPARENT": spec.traceparent,

@@ -140,12 +140,15 @@ def _run(program: PythonProgram) -> None:
     sys.argv = [program.script or program.module, *program.args]
     try:
         if program.script:
-            _run_script(program.script)
+            _run_script(str(Path(program.script).absolute()))
         else:
             sys.modules.pop(program.module, None)  # loaded in the launcher; a fresh interpreter would not have it yet
             runpy.run_module(program.module, run_name="__main__", alter_sys=True)
     except Exception as problem:
-        sys.excepthook(type(problem), problem, _below_launcher(problem.__traceback__))
+        # As the interpreter itself would: what runs at exit may ask for the exception that ended the program.
+        problem.__traceback__ = _below_launcher(problem.__traceback__)
+        sys.last_type, sys.last_value, sys.last_traceback = type(problem), problem, problem.__traceback__
+        sys.excepthook(sys.last_type, problem, sys.last_traceback)
         sys.exit(1)
 
 

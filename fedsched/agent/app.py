@@ -201,7 +201,7 @@ class Agent:
         learning = ClusterLearning(policy, learner)
 
         def hello() -> Hello:
-            return Hello(self._cluster, self._term, __version__, policy.name, policy.version, learning.samples)
+            return Hello(self._cluster, self._term, __version__, policy.name, learning.version, learning.samples)
 
         return FederationClient(aggregator, hello=hello, learner=learning, on_policy=learning.take)
 

@@ -19,6 +19,8 @@ class ClusterLearning:
     def __init__(self, policy: DL2, learner: Learner) -> None:
         self._policy = policy
         self._learner = learner
+        self.version = 0
+        """Of the weights taken from the federation; 0 while the agent still runs its own first ones."""
 
     @property
     def samples(self) -> int:
@@ -47,5 +49,6 @@ class ClusterLearning:
             self._policy.load(offer.version, offered.arrays)
         except ValueError as problem:
             return str(problem)
+        self.version = offer.version
         _log.info("policy %s version %d decides from the next slot on", offer.name, offer.version)
         return None

@@ -53,12 +53,13 @@ def test_what_is_illegal_is_never_chosen() -> None:
 def test_a_kind_that_died_out_comes_back() -> None:
     """Policies collapse on one kind of action; the others must stay in the data."""
     rules = JobAware()
-    lean = window_of((1, 2))  # no rule but this one applies: half a worker per server, not yet too many servers
-    chances = lean.mask / lean.mask.sum()
-    for seed in range(1500):
-        rules.choose(lean, chances, WORKER, Random(seed))
-    used = [rules.choose(lean, chances, WORKER, Random(seed)) for seed in range(3)]
-    assert set(used) <= {WORKER, PS, BUNDLE}
+    plain = window_of((1, 3))  # neither far too many servers nor too few: no other rule applies
+    chances = plain.mask / plain.mask.sum()
+    taken = [rules.choose(plain, chances, BUNDLE, Random(0))]
+    taken += [rules.choose(plain, chances, WORKER, Random(seed)) for seed in range(1200)]
+    assert taken[0] == BUNDLE
+    assert set(taken[1:1000]) == {WORKER}
+    assert BUNDLE in taken[1000:]
 
 
 def test_exploring_decisions_are_recorded_with_the_networks_probability() -> None:

@@ -310,11 +310,16 @@ def long_form(spec: JobSpec) -> dict[str, Any]:
         },
         "checkpoint": {"every": f"{spec.checkpoint_every_s:g}s"},
         "limits": {"maxAttempts": spec.max_attempts},
-        "estimate": {"epochs": spec.epochs},
     }
+    if "EPOCHS" in dict(spec.env):
+        # Given without it, an estimate would set the variable, and the job would run with another environment.
+        body["estimate"] = {"epochs": spec.epochs}
     if spec.accelerators:
         gpus = max(1, spec.worker_demand.gpu_milli // 1000)
-        body["resources"]["accelerators"] = dict.fromkeys(spec.accelerators, gpus)
+        # A list where it can be one: tools that sort mappings would turn the preference round.
+        body["resources"]["accelerators"] = (
+            list(spec.accelerators) if gpus == 1 else dict.fromkeys(spec.accelerators, gpus)
+        )
     if spec.clusters:
         body["placement"] = {"ordered" if spec.clusters_ranked else "any_of": list(spec.clusters)}
     if spec.max_runtime_s is not None:

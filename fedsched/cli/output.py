@@ -36,12 +36,16 @@ def plain(value: object) -> Any:
     """A record as data for JSON and YAML."""
     from dataclasses import is_dataclass
 
+    from pydantic import BaseModel
+
     from fedsched.runtime import codec
 
     if is_dataclass(value) and not isinstance(value, type):
         import json
 
         return _with_times(json.loads(codec.dumps(value)))
+    if isinstance(value, BaseModel):
+        return _with_times(value.model_dump(mode="json"))
     if isinstance(value, Mapping):
         return _with_times({str(key): plain(item) for key, item in value.items()})
     if isinstance(value, list | tuple):

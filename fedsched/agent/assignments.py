@@ -51,7 +51,11 @@ class AssignmentWatch:
             self._take(change.entry)
 
     def _take(self, entry: Entry) -> None:
-        assignment = codec.loads(Assignment, entry.value)
+        try:
+            assignment = codec.loads(Assignment, entry.value)
+        except ValueError as problem:
+            _log.error("%s is unreadable; ignored: %s", entry.key, problem)
+            return
         job = self._read(assignment.job_id)
         if job is None:
             return

@@ -81,7 +81,7 @@ def task_name(role: Role, index: int) -> TaskName:
 
 def role_of(task: TaskName) -> Role:
     """The role that a task's name begins with."""
-    return Role(task.rsplit("-", 1)[0])
+    return Role.WORKER if task.startswith("worker-") else Role.PS
 
 
 def allocation_of(placement: Placement) -> Allocation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,9 @@ from typing import TypeVar
 from fedsched import tracing
 from fedsched.config import AgentConfig, AggregatorConfig, ControllerConfig, load
 from fedsched.errors import FedschedError
+
+_BLOCK_LEFT = b"\0"
+"""Written to the signals' pipe at the end; no signal has this number."""
 
 C = TypeVar("C", AgentConfig, ControllerConfig, AggregatorConfig)
 
@@ -41,18 +45,27 @@ def run_from(path: Path, name: str, kind: type[C], main: Callable[[C], int]) -> 
 
 
 @contextlib.contextmanager
-def told_to_end(on_end: Callable[[], None] | None = None) -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set within the block; `on_end` is called then, too."""
-    ended = threading.Event()
+def on_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on SIGTERM and SIGINT within the block, from a thread: a handler itself may not take locks."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def end(*_: object) -> None:
-        ended.set()
-        if on_end is not None:
-            on_end()
+    def wait() -> None:
+        while (told := os.read(reader, 1)) != _BLOCK_LEFT:
+            if told[0] in handlers:
+                stop()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    thread = threading.Thread(target=wait, name="signals", daemon=True)
+    thread.start()
     try:
-        yield ended
+        yield
     finally:
-        for number, handler in before.items():
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+        os.write(writer, _BLOCK_LEFT)
+        thread.join()
+        os.close(reader)
+        os.close(writer)

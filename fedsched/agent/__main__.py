@@ -2,9 +2,16 @@
 
 import sys
 
-from fedsched.agent.app import main
 from fedsched.config import AgentConfig
 from fedsched.process import run
+
+
+def main(config: AgentConfig) -> int:
+    """Import and run; the import takes seconds, and a wrong file is told before."""
+    from fedsched.agent import app
+
+    return app.main(config)
+
 
 if __name__ == "__main__":
     sys.exit(run("agent", AgentConfig, main))

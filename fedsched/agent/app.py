@@ -37,7 +37,7 @@ from fedsched.federation.source import Hello
 from fedsched.learn.actor_critic import Learner
 from fedsched.policy import registry
 from fedsched.policy.dl2 import DL2
-from fedsched.process import told_to_end
+from fedsched.process import on_signal
 from fedsched.runtime import codec, keys
 from fedsched.runtime.journal import Journal
 from fedsched.runtime.loop import Loop
@@ -57,7 +57,7 @@ def main(config: AgentConfig) -> int:
     store = EtcdStore(config.etcd)
     inbox = Inbox()
     try:
-        with told_to_end(lambda: inbox.post(Stop())):
+        with on_signal(lambda: inbox.post(Stop())):
             agent = Agent(config, store, inbox)
             try:
                 stop = agent.run()

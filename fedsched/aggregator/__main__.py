@@ -1,28 +1,17 @@
-"""`python -m fedsched.aggregator --config FILE`: one aggregator process."""
+"""`python -m fedsched.aggregator --config FILE`: run one aggregator until a signal ends it."""
 
-from __future__ import annotations
-
-import argparse
 import sys
-from pathlib import Path
 
-from fedsched import config
-from fedsched.errors import FedschedError
+from fedsched.config import AggregatorConfig
+from fedsched.process import run
 
 
-def run() -> int:
-    """Read the configuration and run; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fedsched.aggregator", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of an aggregator's configuration")
-    try:
-        loaded = config.load(config.AggregatorConfig, parser.parse_args().config)
-    except FedschedError as problem:
-        sys.stderr.write(f"{problem}\n")
-        return problem.exit_code
-    from fedsched.aggregator.app import main  # Flower and torch take seconds; a wrong file is reported before.
+def main(config: AggregatorConfig) -> int:
+    """Import and run; the import takes seconds, and a wrong file is told before."""
+    from fedsched.aggregator import app
 
-    return main(loaded)
+    return app.main(config)
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(run("aggregator", AggregatorConfig, main))

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
-from fedsched import tracing
 from fedsched.adapters.election import Election
 from fedsched.adapters.etcd import EtcdStore
 from fedsched.aggregator.aggregator import Aggregator, check
 from fedsched.aggregator.policies import PolicyStore
 from fedsched.config import AggregatorConfig
-from fedsched.errors import AddressInUse, Conflict, FedschedError, StoreUnavailable
+from fedsched.errors import AddressInUse, Conflict, StoreUnavailable
+from fedsched.process import on_signal
 from fedsched.runtime import keys
 from fedsched.runtime.ports import Store
 
@@ -126,45 +123,17 @@ class Service:
 
 
 def main(config: AggregatorConfig) -> int:
-    """Run the process until SIGTERM or SIGINT; returns its exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    """Run the process until SIGTERM or SIGINT.
+
+    Raises:
+        FedschedError: it cannot start, or no version of the policy is sound.
+    """
     torch.set_num_threads(1)  # A step over one small network; more threads only take cores from jobs.
-    tracing.setup(ROLE, endpoint=config.tracing.endpoint, file=config.tracing.file)
     store = EtcdStore(config.etcd)
     try:
         service = Service(config, store)
-        with _stopped_by_signals(service):
+        with on_signal(service.stop):
             service.run()
         return 0
-    except FedschedError as problem:
-        _log.error("%s", problem)
-        return problem.exit_code
     finally:
         store.close()
-        tracing.shutdown()
-
-
-@contextmanager
-def _stopped_by_signals(service: Service) -> Iterator[None]:
-    """Stop the service on SIGTERM and SIGINT, in a thread: a handler may not take locks."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer)
-    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def wait() -> None:
-        if os.read(reader, 1) != b"\0":
-            service.stop()
-
-    thread = threading.Thread(target=wait, name="signals", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.write(writer, b"\0")
-        thread.join()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)

@@ -27,7 +27,7 @@ from fedsched.core.cluster import ControllerRecord
 from fedsched.errors import StoreUnavailable
 from fedsched.pb.agents_pb2_grpc import add_AgentsServicer_to_server
 from fedsched.pb.jobs_pb2_grpc import add_JobsServicer_to_server
-from fedsched.process import told_to_end
+from fedsched.process import on_signal
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Store
 
@@ -92,8 +92,9 @@ def main(config: ControllerConfig) -> int:
         StoreUnavailable: etcd does not answer at the start.
     """
     store = EtcdStore(config.etcd)
+    ended = threading.Event()
     try:
-        with told_to_end() as ended:
+        with on_signal(ended.set):
             _wait_for(store, ended)
             controller = Controller(config, store)
             _log.info("serving on %s", controller.address)

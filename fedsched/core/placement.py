@@ -12,6 +12,7 @@ from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName, TaskName
 from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
+from fedsched.core.packing import pack
 from fedsched.core.resources import Resources
 
 
@@ -167,14 +168,34 @@ class TentativePlacement:
         grant.granted.append(entry)
 
     def _place(self, grant: _Grant, roles: list[Role]) -> bool:
+        """Place all or nothing: spread by load and, where that runs into a corner, packed exactly."""
         placed: list[tuple[TaskPlacement, bool]] = []
         for role in roles:
             entry, stayed = self._place_one(grant, role)
             if entry is None:
                 for undone, had_stayed in reversed(placed):
                     self._undo(grant, undone, had_stayed)
-                return False
+                return len(roles) > 1 and self._pack(grant, roles)
             placed.append((entry, stayed))
+        return True
+
+    def _pack(self, grant: _Grant, roles: list[Role]) -> bool:
+        """Place new tasks where an exact packing finds room; least loaded first may leave holes that fit nobody."""
+        names = [
+            name
+            for name, node in self._rooms.nodes.items()
+            if node.schedulable and (not grant.view.accelerators or node.accelerator in grant.view.accelerators)
+        ]
+        wanted = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
+        rooms = [self._rooms.free[name] for name in names]
+        found = pack(rooms, grant.demand(Role.WORKER), grant.demand(Role.PS), wanted)
+        if found is None:
+            return False
+        for name, size in zip(names, found, strict=True):
+            for role, count in ((Role.WORKER, size.workers), (Role.PS, size.ps)):
+                for _ in range(count):
+                    self._rooms.take(name, grant.demand(role))
+                    grant.granted.append(TaskPlacement(_unused_name(grant, role), name))
         return True
 
     def _place_one(self, grant: _Grant, role: Role) -> tuple[TaskPlacement | None, bool]:

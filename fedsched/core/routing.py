@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fedsched.core.cluster import ClusterRecord, Node
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import Allocation, JobSpec, Reason
+from fedsched.core.packing import pack
 from fedsched.core.resources import Resources, total
 
 
@@ -94,52 +95,9 @@ def largest(clusters: Iterable[ClusterState]) -> ClusterState:
 
 
 def fits(nodes: Iterable[Node], spec: JobSpec, allocation: Allocation) -> bool:
-    """Whether all tasks of `allocation` find a place on these nodes when they are empty.
-
-    Exact: for each number of workers placed so far it keeps the most parameter servers that can stand beside them.
-    """
+    """Whether all tasks of `allocation` find a place on these nodes when they are empty."""
     usable = [node.capacity for node in nodes if not spec.accelerators or node.accelerator in spec.accelerators]
-    if not spec.demand_of(allocation).fits_in(total(usable)):
-        return False
-    most_ps: list[int | None] = [0] + [None] * allocation.workers
-    for capacity in usable:
-        beside = _ps_beside(capacity, spec, allocation)
-        most_ps = [
-            max(
-                (
-                    base + beside[here]
-                    for here in range(min(placed, len(beside) - 1) + 1)
-                    if (base := most_ps[placed - here]) is not None
-                ),
-                default=None,
-            )
-            for placed in range(allocation.workers + 1)
-        ]
-        done = most_ps[allocation.workers]
-        if done is not None and done >= allocation.ps:
-            return True
-    return False
-
-
-def _ps_beside(capacity: Resources, spec: JobSpec, allocation: Allocation) -> list[int]:
-    """At index w: how many parameter servers fit on an empty node beside w workers; ends where workers do not fit."""
-    result: list[int] = []
-    for workers in range(allocation.workers + 1):
-        room = capacity - spec.worker_demand * workers
-        if room.is_negative():
-            break
-        result.append(_times(spec.ps_demand, room, allocation.ps))
-    return result
-
-
-def _times(demand: Resources, room: Resources, limit: int) -> int:
-    """How often `demand` fits into `room`, at most `limit` times."""
-    pairs = (
-        (demand.cpu_milli, room.cpu_milli),
-        (demand.memory_mib, room.memory_mib),
-        (demand.gpu_milli, room.gpu_milli),
-    )
-    return min([limit, *(there // wanted for wanted, there in pairs if wanted)])
+    return pack(usable, spec.worker_demand, spec.ps_demand, allocation) is not None
 
 
 def _judge(spec: JobSpec, state: ClusterState) -> Verdict:

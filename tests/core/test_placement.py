@@ -170,3 +170,34 @@ def test_a_job_runs_only_on_accelerators_that_it_named() -> None:
     assert budget.grant(job.job_id, workers=1, ps=1)
     assert {entry.node for entry in budget.placement(job.job_id)} == {"gpu"}
     assert not budget.grant(job.job_id, workers=1)
+
+
+@given(
+    capacities=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    worker=st.integers(1, 4),
+    ps=st.integers(1, 4),
+    size=st.tuples(st.integers(1, 3), st.integers(0, 2)),
+)
+@settings(deadline=None)
+def test_a_minimum_that_fits_in_any_way_is_granted(
+    capacities: list[int], worker: int, ps: int, size: tuple[int, int]
+) -> None:
+    """The controller admits a job that can be packed; a placement that cannot would let it wait for ever."""
+    nodes = tuple(node(f"n{i}", cpus) for i, cpus in enumerate(capacities))
+    job = view(
+        "a",
+        workers=(size[0], size[0]),
+        ps=(size[1], size[1]),
+        worker_demand=Resources(cpu_milli=worker * 1000),
+        ps_demand=Resources(cpu_milli=ps * 1000),
+    )
+    budget = TentativePlacement(Observation(0, 1.0, nodes, (job,)))
+    tasks = [worker] * size[0] + [ps] * size[1]
+    assert budget.grant(job.job_id, *size) == fits_by_brute_force(capacities, tasks)
+    for machine in nodes:
+        taken = [
+            worker if entry.role is Role.WORKER else ps
+            for entry in budget.placement(job.job_id)
+            if entry.node == machine.name
+        ]
+        assert sum(taken) * 1000 <= machine.capacity.cpu_milli

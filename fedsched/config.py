@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -168,29 +169,38 @@ class FederationConfig(Tree):
 C = TypeVar("C", bound=BaseModel)
 
 
-def load(kind: type[C], path: Path) -> C:
-    """Read a YAML file as `kind`.
+def load(kind: type[C], path: Path, context: Mapping[str, Any] | None = None) -> C:
+    """Read a YAML file as `kind`; its validators may look at `context`.
 
     Raises:
         InvalidConfiguration: the file cannot be read or has problems; all of them are listed.
+    """
+    return parse(kind, read(path), str(path), context)
+
+
+def read(path: Path) -> Any:
+    """The plain data in a YAML file; an empty mapping where the file is empty.
+
+    Raises:
+        InvalidConfiguration: it cannot be read.
     """
     try:
         plain = yaml.safe_load(path.read_text())
     except OSError as problem:
         raise InvalidConfiguration(f"cannot read {path}: {problem.strerror}", "check the path") from problem
-    except yaml.YAMLError as problem:
+    except (UnicodeDecodeError, yaml.YAMLError) as problem:
         raise InvalidConfiguration(f"{path} is not YAML: {problem}", "check the indentation there") from problem
-    return parse(kind, plain if plain is not None else {}, str(path))
+    return plain if plain is not None else {}
 
 
-def parse(kind: type[C], plain: Any, origin: str) -> C:
-    """Turn plain data into `kind`; `origin` names it in errors.
+def parse(kind: type[C], plain: Any, origin: str, context: Mapping[str, Any] | None = None) -> C:
+    """Turn plain data into `kind`; `origin` names it in errors, `context` is for its validators.
 
     Raises:
         InvalidConfiguration: there are problems; all of them are listed.
     """
     try:
-        return kind.model_validate(plain)
+        return kind.model_validate(plain, context=dict(context or {}))
     except ValidationError as problem:
         lines = problems(kind, problem)
         raise InvalidConfiguration(

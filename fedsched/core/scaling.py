@@ -382,6 +382,11 @@ class Scaling:
         """Who takes part now."""
         return tuple(sorted(self.plan.tasks, key=index_of)) if self.plan else ()
 
+    @property
+    def _last_plan(self) -> Plan | None:
+        """The plan of the last steps as far as is known."""
+        return self.next_plan or self.plan
+
     def handle(self, event: Event) -> list[Command]:
         """Take in what happened, say what is to be done."""
         self.time_s = max(self.time_s, event.time_s)
@@ -438,12 +443,12 @@ class Scaling:
             if member:
                 self._left[event.task] = member.done
             return
-        if trained and not event.error:
-            if member and role_of(event.task) is Role.WORKER:
+        if not event.error and self.plan is not None:
+            if member and role_of(event.task) is Role.WORKER and member.done >= self.steps:
                 self._left[event.task] = member.done
                 return
-            if not self._saves:  # Nobody needs this server any more.
-                return
+            if trained and role_of(event.task) is Role.PS and not self._saves:
+                return  # Nobody needs this server any more.
         why = f"{event.task}: {event.error}" if event.error else f"{event.task} ended unexpectedly"
         if event.task in self._needed():
             self._end(Phase.FAILED, why)
@@ -452,7 +457,8 @@ class Scaling:
 
     def _trained(self) -> bool:
         """Whether every worker has the final parameters."""
-        return not self.ended and self.plan is not None and all(self._done(t) >= self.steps for t in self.plan.workers)
+        plan = self._last_plan
+        return not self.ended and plan is not None and all(self._done(task) >= self.steps for task in plan.workers)
 
     def _needed(self) -> set[TaskName]:
         if self.plan is None:
@@ -631,16 +637,17 @@ class Scaling:
         return self.next_plan if self.next_plan and step >= self.next_plan.from_step else self.plan
 
     def _settle_end(self) -> None:
-        assert self.plan is not None
+        plan = self._last_plan
+        assert plan is not None
         if self._stop_step is not None:
             if self._stop_step not in self._saves:
                 self._end(Phase.STOPPED, "")
             elif self.time_s > self._stop_until_s:
                 self._end(Phase.STOPPED, "no checkpoint could be written within the grace")
-        elif self._trained() and self._left.keys() >= set(self.plan.workers) and not self._saves:
+        elif self._trained() and self._left.keys() >= set(plan.workers) and not self._saves:
             self._end(Phase.FINISHED, "")
         elif self.done < self.steps and self.time_s - self._progress_s > self.config.stall_s:
-            slowest = min(self.plan.workers, key=lambda task: (self._done(task), index_of(task)))
+            slowest = min(plan.workers, key=lambda task: (self._done(task), index_of(task)))
             self._end(Phase.FAILED, f"no step ended within {self.config.stall_s:g} s; {slowest} is furthest behind")
 
     def _grant(self) -> None:

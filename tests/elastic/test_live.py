@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from fedsched.pb import training_pb2 as pb
 from tests.elastic.conftest import SCRIPT, Job
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("elastic")]
@@ -62,7 +63,7 @@ def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_
     """A scheduler may resize a job as it likes only if the user's result does not depend on it."""
     env = {"EPOCHS": "300", "OPTIMIZER": "adam"}
     reference = alone(tmp_path, monkeypatch, **env)
-    job = job_of(**env).start(*FIRST)
+    job = job_of(**env, HURRY=str(tmp_path / "hurry")).start(*FIRST)
     for step, members in [
         (20, ("ps-0", "worker-0", "worker-1")),
         (40, ("ps-0", "ps-1", "worker-0", "worker-1")),
@@ -76,6 +77,7 @@ def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_
         assert reply.ok, reply.message
         assert list(reply.tasks) == sorted(members)
         assert 0.0 <= reply.pause_s < 10.0
+    (tmp_path / "hurry").touch()
 
     assert set(job.ended().values()) == {0}, job.log("worker-2")
     assert job.result()["phase"] == "FINISHED"
@@ -101,18 +103,17 @@ def test_a_second_attempt_goes_on_from_the_checkpoint_with_another_number_of_ser
     job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A preempted job loses no work, and gets back whatever the cluster can spare then."""
-    env = {"EPOCHS": "200", "OPTIMIZER": "adam"}
+    env = {"EPOCHS": "50", "OPTIMIZER": "adam"}
     reference = alone(tmp_path, monkeypatch, **env)
-    job = job_of(**env).start(*FIRST, "worker-1")
+    job = job_of(**env, HURRY=str(tmp_path / "hurry")).start(*FIRST, "worker-1")
     job.until_step(30)
-    from fedsched.pb import training_pb2 as pb
-
     stopped = job.control.Stop(pb.StopRequest(checkpoint=True, grace_s=20.0), timeout=30.0)
     assert set(job.ended().values()) == {0}, job.log("worker-0")
     first = job.result()
     assert first["phase"] == "STOPPED"
     assert 30 <= first["steps"] <= stopped.checkpoint_step == first["checkpoint_step"]
 
+    (tmp_path / "hurry").touch()
     job.start("ps-0", "ps-1", "ps-2", "worker-5")
     assert set(job.ended().values()) == {0}, job.log("worker-5")
     assert job.result()["phase"] == "FINISHED"
@@ -149,11 +150,15 @@ def _flip_a_byte(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_a_resize_whose_new_task_never_joins_is_rolled_back_while_training_goes_on(job_of: JobOf) -> None:
+def test_a_resize_whose_new_task_never_joins_is_rolled_back_while_training_goes_on(
+    job_of: JobOf, tmp_path: Path
+) -> None:
     """A node that cannot start a task must cost the job nothing but the resize."""
-    job = job_of(EPOCHS="100").start(*FIRST)
+    hurry = tmp_path / "hurry"
+    job = job_of(EPOCHS="100", HURRY=str(hurry)).start(*FIRST)
     job.until_step(5)
     reply = job.scale(*FIRST, "worker-1", deadline_s=0.3, start=False)
+    hurry.touch()
 
     assert not reply.ok
     assert "worker-1 did not join" in reply.message

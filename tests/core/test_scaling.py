@@ -1,0 +1,453 @@
+"""The scaling protocol in a small simulated world: drawn delays, losses, repeats, resizes, stops and deaths."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsched.core import scaling
+from fedsched.core.ids import TaskName
+from fedsched.core.job import Role, role_of
+from fedsched.core.scaling import Block, Phase, Plan, Scaling, ScalingConfig, View, assign
+
+BLOCKS = (Block("a", 400), Block("b", 100), Block("c", 90), Block("d", 10), Block("e", 10))
+CONFIG = ScalingConfig(join_s=20.0, stall_s=60.0, checkpoint_every_s=1.0, resend_s=0.5)
+
+
+def names(*tasks: str) -> tuple[TaskName, ...]:
+    return tuple(TaskName(task) for task in tasks)
+
+
+@dataclass
+class Twin:
+    """One simulated member: does what real ones do with its views, and checks what it is asked to do."""
+
+    task: TaskName
+    born_s: float
+    view: View | None = None
+    step: int = -1
+    """Worker: the version it has parameters of."""
+    holds: int = 0
+    saved: int = -1
+    alive: bool = True
+    left: bool = False
+    pushing: bool = False
+
+
+@dataclass
+class World:
+    """Members, the parameters' history and the network between them, in virtual time."""
+
+    chance: random.Random
+    steps: int
+    loss: float
+    """Probability that a message is lost; reports are levels and are repeated, as views are."""
+    core: Scaling
+    now_s: float = 0.0
+    twins: dict[TaskName, Twin] = field(default_factory=dict)
+    answers: dict[int, scaling.AnswerScale] = field(default_factory=dict)
+    end: scaling.End | None = None
+    version: list[int] = field(default_factory=lambda: [0] * len(BLOCKS))
+    """Steps that each block has been through."""
+    place: list[TaskName | None] = field(default_factory=lambda: [None] * len(BLOCKS))
+    pushes: dict[int, dict[TaskName, int]] = field(default_factory=dict)
+    """Of each step: who contributed, under which plan."""
+    plans: dict[int, Plan] = field(default_factory=dict)
+    checkpoints: list[int] = field(default_factory=list)
+    _queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: int = 0
+
+    # Time and messages.
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now_s + delay_s, self._count, action))
+
+    def deliver(self, action: Callable[[], None]) -> None:
+        """A message: any delay, so any order; sometimes twice, sometimes not at all."""
+        if self.chance.random() >= self.loss:
+            self.after(self.chance.expovariate(20.0), action)
+        if self.chance.random() < 0.1:
+            self.after(self.chance.expovariate(5.0), action)
+
+    def run(self, until_s: float) -> None:
+        while self._queue and self._queue[0][0] <= until_s:
+            self.now_s, _, action = heapq.heappop(self._queue)
+            action()
+        self.now_s = until_s
+
+    def run_out(self, limit_s: float = 300.0) -> None:
+        """Until the job is over and everybody gone."""
+        until_s = self.now_s + limit_s
+        while self.now_s < until_s and (self.end is None or any(twin.alive for twin in self.twins.values())):
+            self.run(self.now_s + 0.5)
+
+    def tell(self, event: scaling.Event) -> None:
+        for command in self.core.handle(event):
+            match command:
+                case scaling.Send(task, view):
+                    self.plans.update({plan.number: plan for plan in view.plans})
+                    self.deliver(lambda task=task, view=view: self.see(task, view))  # type: ignore[misc]
+                case scaling.AnswerScale():
+                    assert command.seq not in self.answers, "an order is answered once"
+                    self.answers[command.seq] = command
+                case scaling.CompleteCheckpoint(step, servers):
+                    assert all(self.twins[server].saved >= step for server in servers)
+                    self.after(0.05, lambda step=step: self.written(step))  # type: ignore[misc]
+                case scaling.End():
+                    assert self.end is None
+                    self.end = command
+
+    def written(self, step: int) -> None:
+        self.checkpoints.append(step)
+        self.tell(scaling.CheckpointWritten(self.now_s, step))
+
+    # Members.
+
+    def start(self, task: TaskName, delay_s: float) -> None:
+        def born() -> None:
+            self.twins[task] = Twin(task, self.now_s)
+            self.work(self.twins[task])
+
+        self.after(delay_s, born)
+
+    def work(self, twin: Twin) -> None:
+        """A member's turn: act on the newest view, then report, then come again."""
+        if not twin.alive:
+            return
+        if twin.view is not None:
+            if twin.view.leave:
+                self.leave(twin)
+                return
+            if role_of(twin.task) is Role.WORKER:
+                self.work_worker(twin, twin.view)
+            else:
+                self.work_server(twin, twin.view)
+        if not twin.alive:
+            return
+        report = scaling.TaskReported(
+            self.now_s,
+            twin.task,
+            seen=twin.view.number if twin.view else 0,
+            done=max(twin.step, 0),
+            holds=twin.holds,
+            saved=twin.saved,
+        )
+        self.deliver(lambda: self.report(twin, report))
+        self.after(self.chance.uniform(0.02, 0.1), lambda: self.work(twin))
+
+    def report(self, twin: Twin, report: scaling.TaskReported) -> None:
+        if twin.alive and self.twins[twin.task] is twin:
+            self.tell(report)
+
+    def see(self, task: TaskName, view: View) -> None:
+        twin = self.twins.get(task)
+        if twin is not None and twin.alive and (twin.view is None or view.number > twin.view.number):
+            twin.view = view
+
+    def leave(self, twin: Twin) -> None:
+        twin.alive, twin.left = False, True
+        # The connection of a process that ends is closed, and that is never lost.
+        self.after(self.chance.uniform(0.0, 0.2), lambda: self.tell(scaling.TaskGone(self.now_s, twin.task)))
+
+    def kill(self, task: TaskName) -> None:
+        self.twins[task].alive = False
+        self.after(0.05, lambda: self.tell(scaling.TaskGone(self.now_s, task)))
+
+    def work_worker(self, twin: Twin, view: View) -> None:
+        if twin.step < 0:
+            mine = [plan for plan in view.plans if twin.task in plan.workers]
+            if mine and all(self.served(index, mine[0], mine[0].from_step) for index in range(len(BLOCKS))):
+                twin.step = mine[0].from_step
+            return
+        if twin.step >= self.steps:
+            if self.chance.random() < 0.1:  # The script ends.
+                twin.step = self.steps
+                self.tell(scaling.TaskReported(self.now_s, twin.task, done=twin.step))
+                self.leave(twin)
+            return
+        covering = [plan for plan in view.plans if plan.from_step <= twin.step]
+        if not covering or twin.step >= view.granted or twin.task not in covering[-1].workers:
+            return
+        plan = covering[-1]
+        if not all(self.served(index, plan, twin.step) for index in range(len(BLOCKS))):
+            if not twin.pushing:
+                return
+        pushes = self.pushes.setdefault(twin.step, {})
+        pushes[twin.task] = plan.number
+        twin.pushing = True
+        assert set(pushes.values()) == {plan.number}, "a step runs under one plan"
+        save = twin.step + 1 in view.saves or twin.step + 1 == self.steps
+        if set(pushes) == set(plan.workers) and self.version[0] == twin.step:
+            for index, owner in enumerate(plan.owners):
+                self.version[index] += 1
+                if save:
+                    self.twins[owner].saved = twin.step + 1
+        if self.version[0] > twin.step:
+            twin.step, twin.pushing = twin.step + 1, False
+
+    def served(self, index: int, plan: Plan, version: int) -> bool:
+        """Whether the block is where the plan wants it, at the version."""
+        owner = self.twins.get(plan.owners[index])
+        return (
+            self.place[index] == plan.owners[index]
+            and self.version[index] == version
+            and owner is not None
+            and owner.alive
+            and owner.holds >= plan.number
+        )
+
+    def work_server(self, twin: Twin, view: View) -> None:
+        for plan in view.plans:
+            for index, owner in enumerate(plan.owners):
+                receiver = self.twins.get(owner)
+                at_clock = self.version[index] == plan.from_step and plan.number > twin.holds
+                first = plan.number == 1 and self.place[index] is None and owner == twin.task
+                if at_clock and (first or self.place[index] == twin.task) and receiver and receiver.alive:
+                    self.place[index] = owner
+        here = {index for index, place in enumerate(self.place) if place == twin.task}
+        for plan in view.plans:
+            owned = {index for index, owner in enumerate(plan.owners) if owner == twin.task}
+            if here == owned and all(self.version[index] >= plan.from_step for index in owned):
+                twin.holds = max(twin.holds, plan.number)
+
+
+def world_of(seed: int, first: tuple[TaskName, ...], steps: int = 60, loss: float = 0.0, start_step: int = 0) -> World:
+    world = World(random.Random(seed), steps, loss, Scaling(first, 0.0, start_step, CONFIG))
+    world.version = [start_step] * len(BLOCKS)
+    world.tell(scaling.ModelDescribed(0.0, BLOCKS, steps))
+    for task in first:
+        world.start(task, world.chance.uniform(0.0, 2.0))
+
+    def tick() -> None:
+        world.tell(scaling.Tick(world.now_s))
+        world.after(0.1, tick)
+
+    tick()
+    return world
+
+
+def check_history(world: World, start_step: int = 0) -> None:
+    """Every step below the common version was taken once, by exactly the workers of the plan that covers it."""
+    assert len(set(world.version)) == 1, "blocks never drift apart once all is quiet"
+    for step in range(start_step, world.version[0]):
+        pushes = world.pushes[step]
+        covering = [plan for plan in world.plans.values() if plan.from_step <= step]
+        plan = max(covering, key=lambda plan: plan.number)
+        assert set(pushes) == set(plan.workers)
+        assert set(pushes.values()) == {plan.number}
+
+
+tasks_drawn = st.tuples(st.sets(st.integers(0, 3), min_size=1), st.sets(st.integers(0, 2), min_size=1)).map(
+    lambda drawn: names(*(f"worker-{i}" for i in sorted(drawn[0])), *(f"ps-{i}" for i in sorted(drawn[1])))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    first=tasks_drawn,
+    orders=st.lists(st.tuples(st.floats(0.0, 2.0), tasks_drawn), max_size=5),
+    loss=st.sampled_from([0.0, 0.2, 0.5]),
+    start_step=st.sampled_from([0, 7, 60]),
+)
+def test_a_job_finishes_with_every_step_taken_once_whatever_is_resized_lost_or_late(
+    seed: int,
+    first: tuple[TaskName, ...],
+    orders: list[tuple[float, tuple[TaskName, ...]]],
+    loss: float,
+    start_step: int,
+) -> None:
+    """A gradient that is lost or added twice ruins a training without anybody seeing why."""
+    world = world_of(seed, first, loss=loss, start_step=start_step)
+    world.run(3.0)
+    for seq, (pause_s, wanted) in enumerate(orders, 1):
+        if world.core.ended:
+            break
+        for task in wanted:
+            if task not in world.twins or world.twins[task].left:
+                world.start(task, world.chance.uniform(0.0, 0.5))
+        world.tell(scaling.ScaleRequested(world.now_s, seq, wanted, 10.0))
+        until_s = world.now_s + 30.0
+        while seq not in world.answers and world.now_s < until_s:
+            world.run(world.now_s + 0.1)
+        answer = world.answers[seq]
+        if answer.ok:
+            assert answer.tasks == tuple(sorted(wanted, key=scaling.index_of))
+        # As an executor does: tasks that are not members any more are gone before the next order.
+        while not world.core.ended and any(
+            twin.alive and task not in world.core.members for task, twin in world.twins.items()
+        ):
+            world.run(world.now_s + 0.1)
+        world.run(world.now_s + pause_s)
+    world.run_out()
+
+    assert world.end is not None, "the job comes to its end"
+    assert world.end.phase is Phase.FINISHED, world.end.message
+    check_history(world, start_step)
+    assert world.version[0] == world.steps
+    assert world.core.checkpoint_step == world.steps
+    assert not any(twin.alive for twin in world.twins.values()), "nobody stays behind"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    wanted=tasks_drawn,
+    victim=st.integers(0, 6),
+    at_s=st.floats(2.5, 6.0),
+    loss=st.sampled_from([0.0, 0.3]),
+)
+def test_a_death_at_any_moment_of_a_resize_ends_the_attempt_or_the_resize_but_never_hangs(
+    seed: int, wanted: tuple[TaskName, ...], victim: int, at_s: float, loss: float
+) -> None:
+    """Who waits for a dead member for ever holds a cluster's machines for ever."""
+    first = names("ps-0", "worker-0", "worker-1")
+    world = world_of(seed, first, steps=200, loss=loss)
+    world.run(2.5)
+    for task in wanted:
+        if task not in first:
+            world.start(task, world.chance.uniform(0.0, 1.0))
+    world.tell(scaling.ScaleRequested(world.now_s, 1, wanted, 5.0))
+    world.run(at_s)
+    living = sorted(task for task, twin in world.twins.items() if twin.alive)
+    if living:
+        world.kill(living[victim % len(living)])
+    world.run_out()
+
+    assert 1 in world.answers
+    assert world.end is not None
+    assert world.end.phase in (Phase.FINISHED, Phase.FAILED)
+    if world.end.phase is Phase.FINISHED:
+        check_history(world)
+    assert not any(twin.alive for twin in world.twins.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    wanted=tasks_drawn,
+    at_s=st.floats(0.0, 4.0),
+    checkpoint=st.booleans(),
+    loss=st.sampled_from([0.0, 0.3]),
+)
+def test_a_stop_at_any_moment_ends_the_job_with_the_checkpoint_it_was_asked_for(
+    seed: int, wanted: tuple[TaskName, ...], at_s: float, checkpoint: bool, loss: float
+) -> None:
+    """A preempted job resumes from there; without it the work since the last one is lost."""
+    first = names("ps-0", "worker-0")
+    world = world_of(seed, first, steps=500, loss=loss)
+    world.run(2.5)
+    for task in wanted:
+        if task not in first:
+            world.start(task, world.chance.uniform(0.0, 1.0))
+    world.tell(scaling.ScaleRequested(world.now_s, 1, wanted, 5.0))
+    world.run(world.now_s + at_s)
+    done = world.core.done
+    world.tell(scaling.StopRequested(world.now_s, checkpoint, 60.0))
+    world.run_out()
+
+    assert world.end == scaling.End(Phase.STOPPED, "")
+    assert 1 in world.answers
+    if checkpoint:
+        assert world.core.checkpoint_step >= done
+        assert world.core.checkpoint_step == world.version[0], "nothing ran beyond the checkpoint"
+    assert not any(twin.alive for twin in world.twins.values())
+
+
+def test_a_resize_whose_new_task_does_not_join_is_rolled_back_and_the_others_train_on() -> None:
+    """A node that cannot start a task must cost the job nothing but the resize."""
+    world = world_of(1, names("ps-0", "worker-0"), steps=300)
+    world.run(3.0)
+    world.tell(scaling.ScaleRequested(world.now_s, 1, names("ps-0", "worker-0", "worker-1", "worker-2"), 2.0))
+    world.start(TaskName("worker-1"), 0.1)
+    world.run(world.now_s + 5.0)
+
+    answer = world.answers[1]
+    assert (answer.ok, answer.tasks) == (False, names("ps-0", "worker-0"))
+    assert answer.message == "worker-2 did not join in time"
+    assert world.twins[TaskName("worker-1")].left, "who came for it is sent away"
+    world.run_out()
+    assert world.end == scaling.End(Phase.FINISHED, "")
+
+
+def test_a_job_whose_first_members_do_not_come_fails_and_names_them() -> None:
+    """An executor that lost a task needs its name, not a job that starts for ever."""
+    world = world_of(1, names("ps-0", "worker-0"))
+    world.twins.clear()
+    core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)
+    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    core.handle(scaling.TaskReported(1.0, TaskName("ps-0")))
+    commands = core.handle(scaling.Tick(20.5))
+
+    assert scaling.End(Phase.FAILED, "worker-0, worker-1 did not join within 20 s") in commands
+
+
+def test_a_job_that_stands_still_fails_and_names_the_slowest() -> None:
+    """A worker that hangs in the user's code must not hold the others' machines."""
+    core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)
+    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    for task in names("ps-0", "worker-0", "worker-1"):
+        core.handle(scaling.TaskReported(1.0, task))
+    core.handle(scaling.TaskReported(2.0, TaskName("worker-0"), done=1))
+    commands = core.handle(scaling.Tick(63.0))
+
+    assert scaling.End(Phase.FAILED, "no step ended within 60 s; worker-1 is furthest behind") in commands
+
+
+def test_the_last_checkpoint_not_written_fails_the_job_and_any_other_does_not() -> None:
+    """A training whose result cannot be kept has not succeeded."""
+    core = Scaling(names("ps-0", "worker-0"), 0.0, 0, CONFIG)
+    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    for task in names("ps-0", "worker-0"):
+        core.handle(scaling.TaskReported(1.0, task))
+    core.handle(scaling.CheckpointFailed(2.0, 5, "disk full"))
+    assert core.phase is Phase.TRAINING
+    core.handle(scaling.CheckpointFailed(3.0, 10, "disk full"))
+    assert (core.phase, core.message) == (Phase.FAILED, "the last checkpoint could not be written: disk full")
+
+
+servers_drawn = st.integers(1, 6).map(lambda count: names(*(f"ps-{i}" for i in range(count))))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=30),
+    before=servers_drawn,
+    after=servers_drawn,
+)
+def test_blocks_are_balanced_and_only_those_move_that_have_a_reason_to(
+    sizes: list[int], before: tuple[TaskName, ...], after: tuple[TaskName, ...]
+) -> None:
+    """Each moved byte lengthens a switch; each unbalanced one slows every step."""
+    blocks = [Block(f"b{index}", size) for index, size in enumerate(sizes)]
+    old = assign(blocks, before)
+    new = assign(blocks, after, old)
+    load = {
+        server: sum(b.size_bytes for b, owner in zip(blocks, new, strict=True) if owner == server) for server in after
+    }
+
+    assert set(new) <= set(after)
+    fair = sum(sizes) / len(after)
+    assert max(load.values()) <= fair * 1.05 + max(sizes)
+    assert assign(blocks, after, new) == new, "what is balanced stays"
+    if before == after:
+        assert new == old
+
+
+@pytest.mark.parametrize(
+    ("after", "moved"),
+    [(("ps-0", "ps-1", "ps-2"), 2), (("ps-0",), 3), (("ps-0", "ps-1"), 0)],
+)
+def test_few_blocks_move(after: tuple[str, ...], moved: int) -> None:
+    """Six equal blocks on two servers: a third one takes exactly its share, a leaver gives exactly what it has."""
+    blocks = [Block(f"b{index}", 100) for index in range(6)]
+    old = assign(blocks, names("ps-0", "ps-1"))
+    new = assign(blocks, names(*after), old)
+
+    assert sum(a != b for a, b in zip(old, new, strict=True)) == moved

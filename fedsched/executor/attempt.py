@@ -292,6 +292,8 @@ class AttemptDriver:
         self._placement = tuple(sorted(self._start_order.placement))
         records.write(self._files.order, AttemptRecord(self._spec, self._placement, self._context.clock()))
         self._start(None, seq=self._start_order.seq)
+        # Counted from here: a launcher that had to load first is not the job's fault.
+        self._join_until = time.monotonic() + self._context.deadlines.join_s
 
     def _take_up(self) -> None:
         """Find out what an earlier executor left: the tasks on record, and a stop that was under way."""

@@ -63,6 +63,7 @@ class Worker:
         """The step whose parameters the model holds; -1 before it has any from the job."""
         self._report_at = 0
         self._reported_s = 0.0
+        self._reported = -1
         self._loss: float | torch.Tensor | None = None
         self._exchange_s: deque[float] = deque(maxlen=20)
         self._pause_s = 0.0
@@ -151,6 +152,9 @@ class Worker:
                 plan = self._granted_plan()
                 if plan is not None:
                     return plan
+                if self._reported < self._step:
+                    # Whoever waits must have said where it stands: that may be what the coordinator waits for.
+                    self._report_progress(urgent=True)
                 if time.monotonic() > until_s:
                     raise TimedOut(f"no step was granted within {self._wait_s:g} s")
                 self._changed.wait(timeout=1.0)
@@ -174,11 +178,9 @@ class Worker:
         now_s = time.monotonic()
         done, spec = self._step, self._spec
         assert spec is not None
-        due = urgent or done >= self._report_at or now_s - self._reported_s >= _REPORT_S
-        # A boundary that others wait for: the end, or the last step that is granted.
-        if not (due or done >= spec.steps or done >= self._view.granted):
+        if not (urgent or done >= min(self._report_at, spec.steps) or now_s - self._reported_s >= _REPORT_S):
             return
-        self._reported_s = now_s
+        self._reported_s, self._reported = now_s, done
 
         def progress(report: pb.MemberReport) -> None:
             report.done = done

@@ -5,9 +5,8 @@
         session.step(loss_of(model(inputs), labels))
 
 `batch_size` is the global one: each worker gets its slice of every step's batch, and the loss must be the mean over
-that slice. Run by hand, without an executor around it, the same script is ordinary training in one process, with the
-same
-sampling and the same arithmetic.
+that slice. Run by hand, without an executor around it, the same script is ordinary training in one process, with
+the same sampling and the same arithmetic.
 """
 
 from __future__ import annotations

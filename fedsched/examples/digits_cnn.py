@@ -56,7 +56,7 @@ def main() -> None:
         session.report(accuracy=reached)
 
 
-DEFAULTS = (("EPOCHS", "30"), ("BATCH", "96"), ("SEED", "0"))
+DEFAULTS = (("EPOCHS", "20"), ("BATCH", "96"), ("SEED", "0"))
 
 if __name__ == "__main__":
     main()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +13,15 @@ import pytest
 import safetensors.torch
 import torch
 
+from fedsched.core.ids import stream
 from fedsched.pb import training_pb2 as pb
 from tests.elastic.conftest import SCRIPT, Job
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("elastic")]
 
 JobOf = Callable[..., Job]
-FIRST = ("ps-0", "worker-0")
+FIRST: tuple[str, ...] = ("ps-0", "worker-0")
+RESIZES = 6
 
 
 def parameters(path: Path) -> dict[str, torch.Tensor]:
@@ -57,21 +61,17 @@ def test_a_job_of_one_worker_computes_exactly_what_the_script_does_by_hand(
         assert torch.equal(mine[name], value), name
 
 
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_one(
-    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A scheduler may resize a job as it likes only if the user's result does not depend on it."""
-    env = {"EPOCHS": "300", "OPTIMIZER": "adam"}
+    env = {"EPOCHS": "150", "OPTIMIZER": "adam"}
     reference = alone(tmp_path, monkeypatch, **env)
-    job = job_of(**env, HURRY=str(tmp_path / "hurry")).start(*FIRST)
-    for step, members in [
-        (20, ("ps-0", "worker-0", "worker-1")),
-        (40, ("ps-0", "ps-1", "worker-0", "worker-1")),
-        (60, ("ps-0", "ps-1", "ps-2", "worker-0", "worker-1", "worker-2")),
-        (80, ("ps-1", "ps-2", "worker-1", "worker-2")),
-        (100, ("ps-2", "worker-2")),
-        (120, ("ps-0", "ps-2", "worker-0", "worker-2")),
-    ]:
+    trace = tmp_path / "trace.jsonl"
+    job = job_of(**env, HURRY=str(tmp_path / "hurry"), FEDSCHED_TRACE_FILE=str(trace)).start(*FIRST)
+    members: tuple[str, ...] = FIRST
+    for step, members in _schedule(seed):
         job.until_step(step)
         reply = job.scale(*members)
         assert reply.ok, reply.message
@@ -79,12 +79,33 @@ def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_
         assert 0.0 <= reply.pause_s < 10.0
     (tmp_path / "hurry").touch()
 
-    assert set(job.ended().values()) == {0}, job.log("worker-2")
+    assert set(job.ended().values()) == {0}, {task: job.log(task) for task in members}
     assert job.result()["phase"] == "FINISHED"
-    for worker in ("worker-0", "worker-2"):
+    stayed = {task for task in members if task.startswith("worker")}
+    for worker in sorted(stayed):
         assert_same(parameters(job.out / f"{worker}.safetensors"), reference)
     # Whoever left had only half-trained parameters, and its script must not have gone on with them.
-    assert not (job.out / "worker-1.safetensors").exists()
+    assert {path.stem for path in job.out.glob("*.safetensors")} == stayed
+    spans = Counter(json.loads(line)["name"] for line in trace.read_text().splitlines())
+    assert spans["resize.switch"] == RESIZES
+    assert spans["task.join"] >= len(members)
+    assert spans["checkpoint"] >= 1
+
+
+def _schedule(seed: int) -> list[tuple[int, tuple[str, ...]]]:
+    """Resizes by at least one task each, at drawn steps."""
+    chance = stream(seed, "schedule")
+    schedule: list[tuple[int, tuple[str, ...]]] = []
+    step, before = 0, FIRST
+    while len(schedule) < RESIZES:
+        workers = [f"worker-{index}" for index in range(3) if chance.random() < 0.6]
+        servers = [f"ps-{index}" for index in range(3) if chance.random() < 0.6]
+        members = (*servers, *workers)
+        if workers and servers and members != before:
+            step += 5 + int(chance.random() * 20)
+            schedule.append((step, members))
+            before = members
+    return schedule
 
 
 def test_more_workers_than_samples_still_train_as_one(
@@ -127,7 +148,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_without_any_valid_one_the_
     reference = alone(tmp_path, monkeypatch)
     job = job_of(FEDSCHED_CHECKPOINT_EVERY_S="0.0").start(*FIRST)
     assert set(job.ended().values()) == {0}
-    older, newest = sorted(job.root.glob("checkpoint/step-*"))
+    _, newest = sorted(job.root.glob("checkpoint/step-*"))
     assert newest.name == "step-00000070"
     _flip_a_byte(newest / "ps-0.safetensors")
 

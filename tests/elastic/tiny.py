@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
     """Two groups with settings of their own."""
-    first, rest = model.first.parameters(), model.second.parameters()  # type: ignore[union-attr,operator]
+    first, rest = model.first.parameters(), model.second.parameters()  # type: ignore[union-attr]
     if name == "adam":
         return torch.optim.AdamW([{"params": first, "lr": 2e-3}, {"params": rest}], lr=1e-3, weight_decay=0.1)
     if name == "adagrad":

@@ -66,7 +66,7 @@ def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_
     job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A scheduler may resize a job as it likes only if the user's result does not depend on it."""
-    env = {"EPOCHS": "150", "OPTIMIZER": "adam"}
+    env = {"EPOCHS": "100", "OPTIMIZER": "adam"}
     reference = alone(tmp_path, monkeypatch, **env)
     trace = tmp_path / "trace.jsonl"
     job = job_of(**env, HURRY=str(tmp_path / "hurry"), FEDSCHED_TRACE_FILE=str(trace)).start(*FIRST)

@@ -48,7 +48,7 @@ from fedsched.core.placement import place
 from fedsched.core.resources import Resources
 from fedsched.core.state import ClusterState, LiveJob, SchedulerConfig
 
-BLAMELESS = frozenset({Reason.NODE_LOST, Reason.LOST})
+BLAMELESS = frozenset({Reason.NODE_LOST, Reason.LOST, Reason.PREEMPTED})
 """Bad ends of an attempt that are not counted against the job."""
 LIKELY_TO_REPEAT = frozenset({Reason.USER_ERROR, Reason.START_FAILED})
 """Bad ends that another attempt would only repeat, when this one got nowhere."""

@@ -19,11 +19,12 @@ from fedsched.core.job import JobSpec, Reason
 from fedsched.errors import Conflict, FedschedError
 from fedsched.executor import records
 from fedsched.executor.attempt import AttemptDriver, Context, Deadlines, Discard
+from fedsched.executor.control import Control
 from fedsched.executor.fence import Fence
 from fedsched.executor.launching import Launching
 from fedsched.executor.orders import Programs, Surroundings
 from fedsched.executor.processes import Identity, end_orphans, is_alive, send
-from fedsched.executor.records import Attempt, AttemptRecord, LauncherRecord, Layout
+from fedsched.executor.records import Attempt, AttemptRecord, CoordinatorRecord, LauncherRecord, Layout
 from fedsched.runtime.ports import Post
 
 CLOSE_S = 10.0
@@ -210,18 +211,22 @@ class LocalExecutor:
         return driver
 
 
-def shut_down(root: Path, *, grace_s: float = 3.0) -> int:
+def shut_down(root: Path, *, grace_s: float = 5.0) -> int:
     """End all tasks of the cluster at `root`, which has no executor any more, and its launcher; how many tasks ran.
 
-    Their jobs are not over: an agent started later finds the tasks lost, and goes on from the last checkpoints.
+    Their jobs are not over: each writes a checkpoint first, and an agent started later finds them preempted, which is
+    nobody's fault, and goes on from there.
     """
     layout = Layout(root)
-    tasks = [
-        record.identity
-        for _, attempt in layout.open_attempts()
-        for record in attempt.records().values()
-        if is_alive(record.identity)
-    ]
+    tasks: list[Identity] = []
+    running: list[Attempt] = []
+    for job_id, files in layout.open_attempts():
+        alive = [task.identity for task in files.records().values() if is_alive(task.identity)]
+        if alive:
+            tasks += alive
+            running.append(files)
+            _leave_word(job_id, files, grace_s)
+    _save(running, grace_s)
     for signum, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
         for task in tasks:
             send(task, signum)
@@ -233,6 +238,29 @@ def shut_down(root: Path, *, grace_s: float = 3.0) -> int:
         if not _wait_until_gone([launcher.identity], 5.0):
             send(launcher.identity, signal.SIGKILL)
     return len(tasks)
+
+
+def _leave_word(job_id: JobId, files: Attempt, grace_s: float) -> None:
+    """Leave word of why the tasks end, for whoever adopts the attempt; an order to stop that is there already stays."""
+    if records.read(StopJob, files.stop) is None:
+        order = StopJob(0, 0, job_id, files.number, Reason.PREEMPTED, checkpoint=True, grace_s=grace_s)
+        with suppress(OSError):  # then the attempt counts as lost, which is nobody's fault either
+            records.write(files.stop, order)
+
+
+def _save(attempts: list[Attempt], grace_s: float) -> None:
+    """Have every attempt write a checkpoint and stop, all at once, within `grace_s`."""
+    controls = [
+        Control(found.address, str(files.path), lambda _: None)
+        for files in attempts
+        if (found := records.read(CoordinatorRecord, files.coordinator)) is not None
+    ]
+    answers = [control.stop(checkpoint=True, grace_s=grace_s) for control in controls]
+    until_s = time.monotonic() + grace_s
+    while not all(answer.done() for answer in answers) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    for control in controls:
+        control.close()
 
 
 def _wait_until_gone(processes: list[Identity], wait_s: float) -> bool:

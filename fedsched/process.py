@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,8 @@ from fedsched.errors import FedschedError
 
 _BLOCK_LEFT = b"\0"
 """Written to the signals' pipe at the end; no signal has this number."""
+
+_log = logging.getLogger(__name__)
 
 C = TypeVar("C", AgentConfig, ControllerConfig, AggregatorConfig)
 
@@ -33,15 +36,35 @@ def run(name: str, kind: type[C], main: Callable[[C], int]) -> int:
 def run_from(path: Path, name: str, kind: type[C], main: Callable[[C], int]) -> int:
     """Read the file and run `main`; an error of the world is one message and its exit code, never a stack."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    broken: list[BaseException] = []
+    threading.excepthook = lambda fault: _end_at_fault(fault, broken)
     try:
         config = load(kind, path)
         tracing.setup(name, endpoint=config.tracing.endpoint, file=config.tracing.file)
-        return main(config)
+        code = main(config)
+        return 1 if broken else code
     except FedschedError as problem:
         sys.stderr.write(f"{problem}\n")
         return problem.exit_code
     finally:
         tracing.shutdown()
+
+
+def _end_at_fault(fault: threading.ExceptHookArgs, broken: list[BaseException]) -> None:
+    """An exception that leaves a thread is a fault of ours: a process that went on without the thread would hang."""
+    if fault.exc_value is None:
+        return
+    name = fault.thread.name if fault.thread else "unknown"
+    _log.critical("thread %s failed", name, exc_info=fault.exc_value)
+    if _is_ours(fault.exc_value):
+        broken.append(fault.exc_value)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_ours(fault: BaseException) -> bool:
+    """Whether the fault went through this product's code; a library's own threads may fail and be replaced."""
+    frames = [frame for frame, _ in traceback.walk_tb(fault.__traceback__)]
+    return any(str(frame.f_globals.get("__name__", "")).startswith("fedsched.") for frame in frames)
 
 
 @contextlib.contextmanager

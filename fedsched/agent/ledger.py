@@ -1,4 +1,4 @@
-"""Writes job records to the store, in order, each step one transaction that holds only under the agent's own term."""
+"""Writes job records to the store, in order, in transactions that hold only under the agent's own term."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fedsched.agent.inbox import Inbox, Stop, Written
 from fedsched.core.commands import SaveJob
-from fedsched.core.ids import ClusterName
+from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL
 from fedsched.errors import Conflict, StoreUnavailable
 from fedsched.runtime import codec, keys
@@ -19,6 +19,10 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 
 _log = logging.getLogger(__name__)
+
+
+JOBS_PER_TRANSACTION = 30
+"""Jobs whose records go into one transaction; etcd takes 128 writes, and a job needs two or three."""
 
 
 class StoreLedger:
@@ -54,8 +58,9 @@ class StoreLedger:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             ticket, records = item
-            if not self._write(records):
-                return
+            for part in _parts(records):
+                if not self._write(part):
+                    return
             self._inbox.post(Written(ticket))
 
     def _write(self, records: Sequence[SaveJob]) -> bool:
@@ -94,3 +99,15 @@ class StoreLedger:
                 key = keys.assignment(self._cluster, status.job_id)
                 writes[key] = Delete(key)
         return tuple(writes.values())
+
+
+def _parts(records: Sequence[SaveJob]) -> list[list[SaveJob]]:
+    """The records cut at jobs, never between a status and the transitions that led there."""
+    by_job: dict[JobId, list[SaveJob]] = {}
+    for record in records:
+        by_job.setdefault(record.status.job_id, []).append(record)
+    groups = list(by_job.values())
+    return [
+        [record for group in groups[start : start + JOBS_PER_TRANSACTION] for record in group]
+        for start in range(0, len(groups), JOBS_PER_TRANSACTION)
+    ]

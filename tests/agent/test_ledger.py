@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from fedsched.adapters.etcd import EtcdStore
 from fedsched.adapters.memory import MemoryStore
 from fedsched.agent.inbox import Inbox, Stop, Written
 from fedsched.agent.ledger import StoreLedger
 from fedsched.core.cluster import Assignment
 from fedsched.core.commands import SaveJob
-from fedsched.core.ids import ClusterName
+from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, JobStatus, Reason, Transition
 from fedsched.errors import Conflict, StoreUnavailable
 from fedsched.runtime import codec, keys
@@ -65,6 +66,26 @@ def test_a_step_is_one_transaction_with_its_transition(store: MovedAway) -> None
     steps = [store.get(keys.job_transition(job_id, seq)) for seq in (3, 4)]
     assert [step.mod_revision for step in steps if step] == [entry.mod_revision] * 2
     ledger.close()
+
+
+def test_a_step_about_more_jobs_than_a_transaction_takes_is_written_whole(etcd_address: str) -> None:
+    """A cluster of many jobs saves all their progress at each slot; etcd refuses more than 128 writes at once."""
+    store = EtcdStore(etcd_address)
+    cluster = ClusterName("many")
+    store.commit((), (Put(keys.term(cluster), b"1"),))
+    inbox = Inbox()
+    ledger = StoreLedger(store, cluster, 1, inbox)
+    records = [
+        replace(
+            saved(4, JobPhase.RUNNING), status=replace(dispatched(spec(f"many-{n}")), seq=4, phase=JobPhase.RUNNING)
+        )
+        for n in range(150)
+    ]
+    ledger.save(1, records)
+    assert next_message(inbox) == Written(1)
+    assert len(store.list(keys.job(JobId("many-"))[:-1]).entries) == 300  # a status and a transition each
+    ledger.close()
+    store.close()
 
 
 def test_the_end_of_a_job_ends_its_assignment_in_the_same_transaction(store: MovedAway) -> None:

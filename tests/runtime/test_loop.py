@@ -110,3 +110,28 @@ def test_a_line_torn_by_a_crash_ends_the_journal_quietly(tmp_path: Path) -> None
     whole = list(journal.read(path))
     path.write_text(path.read_text()[:-40])
     assert list(journal.read(path)) == whole[:-1]
+
+
+def test_a_journal_that_grows_too_large_keeps_its_newest_part(tmp_path: Path) -> None:
+    """An agent that runs for months must not fill its disk."""
+    path = tmp_path / "j"
+    record = Journal(path, size_max_bytes=400)
+    for slot in range(20):
+        record.append(SlotStarted(float(slot), slot), [])
+    record.close()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["j", "j.old"]
+    assert sum(found.stat().st_size for found in tmp_path.iterdir()) < 1000
+    slots = [
+        event.slot
+        for name in ("j.old", "j")
+        for event, _ in journal.read(tmp_path / name)
+        if isinstance(event, SlotStarted)
+    ]
+    assert slots == list(range(slots[0], 20))
+
+
+def test_a_full_disk_costs_the_record_and_nothing_else() -> None:
+    record = Journal(Path("/dev/full"))
+    record.append(SlotStarted(1.0, 1), [])
+    record.append(SlotStarted(2.0, 2), [])
+    record.close()

@@ -53,6 +53,8 @@ class SimulatedExecutor:
         self._jobs: dict[JobId, _SimulatedJob] = {}
         self._checkpoints: dict[JobId, float] = {}
         self._obeyed = (0, 0)
+        self.held_cpu_s = 0.0
+        """CPU seconds that tasks held, starts, resizes and stops included; complete once all jobs are over."""
 
     def submit(self, command: ExecutorCommand) -> None:
         """Begin to carry an order out; one of an older term, or one seen before, is ignored."""
@@ -101,6 +103,7 @@ class SimulatedExecutor:
         self._pause(job)
 
         def scaled() -> None:
+            self._settle(job)
             job.placement = command.placement
             self._train(job)
             now_s = self._clock.now_s
@@ -129,6 +132,8 @@ class SimulatedExecutor:
         if job.training:
             done = (self._clock.now_s - job.since_s) * self._speed(job)
             job.epochs = min(job.spec.epochs, job.epochs + done)
+        held = job.spec.demand_of(allocation_of(job.placement))
+        self.held_cpu_s += held.cpu_milli / 1000 * (self._clock.now_s - job.since_s)
         job.since_s = self._clock.now_s
 
     def _speed(self, job: _SimulatedJob) -> float:
@@ -146,12 +151,14 @@ class SimulatedExecutor:
         self._later(job, (job.spec.epochs - job.epochs) / self._speed(job), lambda: self._finish(job))
 
     def _finish(self, job: _SimulatedJob) -> None:
+        self._settle(job)
         # Exactly the declared length: the sum of its parts may miss it by a rounding error.
         job.training, job.epochs = False, job.spec.epochs
         self._end(job, Reason.FINISHED)
 
     def _end(self, job: _SimulatedJob, reason: Reason) -> None:
         job_id = job.spec.job_id
+        self._settle(job)
         job.version += 1
         self._checkpoints[job_id] = job.epochs
         del self._jobs[job_id]

@@ -1,12 +1,15 @@
-"""Draws clusters and jobs from a seed, from the size of the demo to a few dozen nodes."""
+"""Draws jobs, and clusters for training, from a seed: from the size of the demo to a few dozen nodes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+from pydantic import AfterValidator, Field, model_validator
+
+from fedsched.config import Tree
 from fedsched.core.cluster import Node
 from fedsched.core.ids import JobId, NodeName, stream
 from fedsched.core.job import Allocation, JobSpec, Range
@@ -19,6 +22,60 @@ MEMORY_MIB = 512
 """What every simulated task takes; CPUs are what is scarce here."""
 
 
+def _is_known(job_type: str) -> str:
+    if job_type not in SPEEDS:
+        raise ValueError(f"no speed is known for job type {job_type}; known are {', '.join(sorted(SPEEDS))}")
+    return job_type
+
+
+JobType = Annotated[str, AfterValidator(_is_known)]
+Cpus = Annotated[float, Field(ge=0.001)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class JobMix(Tree):
+    """What jobs are drawn from. Options are equally likely; one that is named twice is twice as likely.
+
+    The defaults are the mix that `fedsched train supervised` watches its teacher on: other defaults would change the
+    weights that it makes, and these must stay what ships.
+    """
+
+    job_types: tuple[JobType, ...] = Field(default=tuple(sorted(SPEEDS)), min_length=1)
+    worker_cpus: tuple[Cpus, ...] = Field(default=(0.5, 1.0, 1.0, 2.0), min_length=1)
+    ps_cpus: tuple[Cpus, ...] = Field(default=(0.5, 1.0), min_length=1)
+    workers_max: int = Field(default=8, ge=1)
+    """A job's own maximum is drawn from 1 to this; its minimum is 1."""
+    ps_max: tuple[Count, ...] = Field(default=(1, 2, 2, 4), min_length=1)
+    """A job's own maximum is one of these; its minimum is 1."""
+    alone_s_min: float = Field(default=20.0, gt=0)
+    """Lengths at one worker and one parameter server are log-uniform from this."""
+    alone_s_max: float = Field(default=400.0, gt=0)
+    """To this."""
+
+    @model_validator(mode="after")
+    def _lengths_are_ordered(self) -> JobMix:
+        if self.alone_s_min > self.alone_s_max:
+            raise ValueError(
+                f"alone_s_min is {self.alone_s_min}; it must not be above alone_s_max ({self.alone_s_max})"
+            )
+        return self
+
+    @property
+    def largest_tasks(self) -> tuple[Resources, Resources]:
+        """The most that one worker and one parameter server may need."""
+        return _task(max(self.worker_cpus)), _task(max(self.ps_cpus))
+
+
+class WorkloadConfig(JobMix):
+    """A workload file: how many jobs of which mix come how fast."""
+
+    seed: int = Field(default=0, ge=0)
+    """Of the first run; an experiment's next run draws from the next seed."""
+    jobs: int = Field(default=16, ge=1)
+    gap_s: float = Field(ge=0)
+    """Mean time between arrivals, which are a Poisson process; 0: all at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A cluster and the jobs that come to it; `submitted_s` of each is its arrival in virtual seconds."""
@@ -26,6 +83,17 @@ class Scenario:
     nodes: tuple[Node, ...]
     jobs: tuple[JobSpec, ...]
     slot_length_s: float
+
+
+def draw_jobs(workload: WorkloadConfig, seed: int) -> tuple[JobSpec, ...]:
+    """The jobs of a declared workload, in order of arrival; the first comes at once."""
+    gaps, draw = stream(seed, "workload/gaps").random, stream(seed, "workload/jobs").random
+    arrived_s, specs = 0.0, []
+    for index in range(workload.jobs):
+        spec, _ = _job(index, arrived_s, workload, draw)
+        specs.append(spec)
+        arrived_s += -math.log(1 - gaps()) * workload.gap_s
+    return tuple(specs)
 
 
 def draw_scenario(seed: int, *, jobs: int = 16) -> Scenario:
@@ -36,39 +104,42 @@ def draw_scenario(seed: int, *, jobs: int = 16) -> Scenario:
     nodes = tuple(_node(index, cpus) for index in range(node_count))
     load = 0.4 + 1.6 * cluster()
     draw = stream(seed, "scenario/jobs").random
-    slot_length_s = 10.0
-    arrived_s, specs = 0.0, []
+    arrived_s, specs, mix = 0.0, [], JobMix()
     for index in range(jobs):
-        spec, cpu_seconds = _job(index, arrived_s, slot_length_s, draw)
+        spec, cpu_s = _job(index, arrived_s, mix, draw)
         specs.append(spec)
-        arrived_s += -math.log(1 - draw()) * cpu_seconds / (node_count * cpus * load)
-    return Scenario(nodes, tuple(specs), slot_length_s)
+        arrived_s += -math.log(1 - draw()) * cpu_s / (node_count * cpus * load)
+    return Scenario(nodes, tuple(specs), slot_length_s=10.0)
 
 
 def _node(index: int, cpus: int) -> Node:
     return Node(NodeName(f"node-{index:03d}"), Resources(cpus * 1000, cpus * 2 * MEMORY_MIB))
 
 
-def _job(index: int, arrived_s: float, slot_length_s: float, draw: Callable[[], float]) -> tuple[JobSpec, float]:
+def _task(cpus: float) -> Resources:
+    return Resources(round(cpus * 1000), MEMORY_MIB)
+
+
+def _job(index: int, arrived_s: float, mix: JobMix, draw: Callable[[], float]) -> tuple[JobSpec, float]:
     """One job and the CPU seconds that it takes at one worker and one parameter server."""
-    job_type = _pick(sorted(SPEEDS), draw)
-    worker_cpu, ps_cpu = _pick((500, 1000, 1000, 2000), draw), _pick((500, 1000), draw)
-    ps_max = _pick((1, 2, 2, 4), draw)
-    workers = Range(1, 1 + int(draw() * 8))
-    slots_alone = 2 * 20 ** draw()
+    job_type = _pick(mix.job_types, draw)
+    worker, ps = _task(_pick(mix.worker_cpus, draw)), _task(_pick(mix.ps_cpus, draw))
+    ps_max = _pick(mix.ps_max, draw)
+    workers = Range(1, 1 + int(draw() * mix.workers_max))
+    alone_s = mix.alone_s_min * (mix.alone_s_max / mix.alone_s_min) ** draw()
     spec = JobSpec(
         job_id=JobId(f"job-{index:04d}"),
         name=f"{job_type}-{index}",
         run="simulated",
         workers=workers,
         ps=Range(1, ps_max),
-        worker_demand=Resources(worker_cpu, MEMORY_MIB),
-        ps_demand=Resources(ps_cpu, MEMORY_MIB),
-        epochs=max(1.0, round(slots_alone * slot_length_s * SPEEDS[job_type](Allocation(1, 1)))),
+        worker_demand=worker,
+        ps_demand=ps,
+        epochs=max(1.0, round(alone_s * SPEEDS[job_type](Allocation(1, 1)))),
         job_type=job_type,
         submitted_s=arrived_s,
     )
-    return spec, slots_alone * slot_length_s * (worker_cpu + ps_cpu) / 1000
+    return spec, alone_s * (worker.cpu_milli + ps.cpu_milli) / 1000
 
 
 def _pick(options: Sequence[T], draw: Callable[[], float]) -> T:

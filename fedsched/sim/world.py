@@ -11,6 +11,7 @@ from fedsched.core.decision import Policy
 from fedsched.core.events import Event, JobAssigned, PolicyDecided, SlotStarted, TermTaken
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus
+from fedsched.core.resources import total
 from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
 from fedsched.learn.actor_critic import Learner
@@ -40,10 +41,13 @@ class SimulatedPolicy:
         self._policy = policy
         self._fallback = fallback
         self._learner = learner
+        self.fallbacks = 0
+        """Slots that the fallback decided because the policy's answer could not be used."""
 
     def ask(self, question: AskPolicy) -> None:
         """Decide now; the answer is the next event."""
         decision = guardrail.decide(question, self._policy, self._fallback)
+        self.fallbacks += bool(decision.fallback)
         if self._learner is not None and isinstance(self._policy, DL2) and not decision.fallback:
             self._learner.record(question.observation.slot, self._policy.last_trace())
         self._post(PolicyDecided(self._clock.now_s, decision))
@@ -91,6 +95,7 @@ class Outcome:
     """What became of one job."""
 
     job_id: JobId
+    name: str
     phase: JobPhase
     arrived_s: float
     finished_s: float | None
@@ -109,6 +114,11 @@ class Result:
     outcomes: tuple[Outcome, ...]
     slots: int
     digest: str
+    """Of the run's whole story, event by event: equal digests, equal runs."""
+    fallbacks: int
+    """Slots that the fallback decided because the policy's answer could not be used."""
+    cpu_utilisation: float
+    """Share of the cluster's CPUs that tasks held, from the first arrival to the last end."""
 
     @property
     def complete(self) -> bool:
@@ -121,6 +131,21 @@ class Result:
         times_s = [outcome.jct_s for outcome in self.outcomes if outcome.jct_s is not None]
         return sum(times_s) / len(times_s) if times_s else float("nan")
 
+    @property
+    def makespan_s(self) -> float:
+        """From the first arrival to the last end."""
+        return _makespan_s(self.outcomes)
+
+    @property
+    def resizes(self) -> int:
+        """Of all jobs."""
+        return sum(outcome.resizes for outcome in self.outcomes)
+
+
+def _makespan_s(outcomes: Sequence[Outcome]) -> float:
+    ends_s = [outcome.finished_s for outcome in outcomes if outcome.finished_s is not None]
+    return max(ends_s, default=0.0) - min((outcome.arrived_s for outcome in outcomes), default=0.0)
+
 
 class World:
     """A scenario under a policy. Slot k starts at k times the slot's length; jobs finish at exact times in between.
@@ -128,7 +153,7 @@ class World:
     Args:
         learner: records DL2's choices and rewards.
         check: look at all invariants after every event.
-        slots_max: give up after as many slots; jobs that are not over then have no completion time.
+        slots_max: decide nothing after as many slots; what runs then runs on as it is, what waits never ends.
     """
 
     def __init__(
@@ -149,13 +174,14 @@ class World:
         self._clock = VirtualClock()
         self._ledger = _MemoryLedger(self._clock, store_s)
         self._executor = SimulatedExecutor(self._clock, self._post, SPEEDS, costs)
+        self._policy = SimulatedPolicy(self._clock, self._post, policy, fallback, learner)
         self._transcript = _Transcript()
         config = SchedulerConfig(CLUSTER, scenario.slot_length_s)
         self._loop = Loop(
             Scheduler(config, scenario.nodes, check=check),
             self._ledger,
             self._executor,
-            SimulatedPolicy(self._clock, self._post, policy, fallback, learner),
+            self._policy,
             self._transcript,
         )
         self._ledger.loop = self._loop
@@ -169,11 +195,14 @@ class World:
         while self._clock.step():
             pass
         outcomes = tuple(self._outcome(spec) for spec in self._scenario.jobs)
-        return Result(outcomes, self._slot, self._transcript.digest)
+        cpus = total([node.capacity for node in self._scenario.nodes]).cpu_milli / 1000
+        offered_cpu_s = cpus * _makespan_s(outcomes)
+        utilisation = self._executor.held_cpu_s / offered_cpu_s if offered_cpu_s else 0.0
+        return Result(outcomes, self._slot, self._transcript.digest, self._policy.fallbacks, utilisation)
 
     def _outcome(self, spec: JobSpec) -> Outcome:
         status = self._ledger.statuses.get(spec.job_id, JobStatus(spec.job_id))
-        return Outcome(spec.job_id, status.phase, spec.submitted_s, status.finished_s, status.resizes)
+        return Outcome(spec.job_id, spec.name, status.phase, spec.submitted_s, status.finished_s, status.resizes)
 
     def _post(self, event: Event) -> None:
         self._clock.after(0.0, lambda: self._loop.step(event))

@@ -1,0 +1,260 @@
+"""Declared simulations: files that are checked as a whole, fair comparisons, results within their bands."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from fedsched.config import Name, PolicyConfig, Tree, load, parse
+from fedsched.core.cluster import Node
+from fedsched.core.decision import Budget, Decision, Observation
+from fedsched.core.ids import JobId, NodeName
+from fedsched.core.job import JobSpec, Range
+from fedsched.core.resources import Resources
+from fedsched.errors import CorruptCheckpoint, InvalidConfiguration, InvalidInput
+from fedsched.policy import checkpoint
+from fedsched.policy.registry import heuristic, make
+from fedsched.sim.executor import VerbCosts
+from fedsched.sim.experiment import ExperimentConfig, interval, load_experiment, run_experiment, summarise
+from fedsched.sim.workload import Scenario, WorkloadConfig, draw_jobs, draw_scenario
+from fedsched.sim.world import World
+
+SIMULATIONS = Path(__file__).parents[2] / "simulations"
+EXPERIMENTS = sorted((SIMULATIONS / "experiments").glob("*.yaml"))
+
+
+class Band(Tree):
+    """Where a result must lie, ends included."""
+
+    low: float
+    high: float
+
+
+class PolicyBands(Tree):
+    mean_jct_s: Band
+    makespan_s: Band
+
+
+class Expected(Tree):
+    """A file under simulations/expected."""
+
+    policies: dict[Name, PolicyBands] = Field(min_length=1)
+
+
+def tiny(**changes: object) -> ExperimentConfig:
+    """Three short jobs on one machine, under DRF."""
+    plain = {
+        "cluster": {"nodes": [{"name": "n", "cpus": 6}]},
+        "workload": {"jobs": 3, "gap_s": 5, "alone_s_max": 40},
+        "policies": {"drf": {"name": "drf"}},
+        "seeds": 2,
+    }
+    return parse(ExperimentConfig, {**plain, **changes}, "test")
+
+
+# --- The files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_shipped_experiment_is_valid_and_has_a_band_for_each_of_its_policies(path: Path) -> None:
+    """An experiment that nobody knows the result of cannot tell when something breaks."""
+    experiment = load_experiment(path)
+    expected = load(Expected, SIMULATIONS / "expected" / path.name)
+    assert sorted(expected.policies) == sorted(experiment.policies)
+
+
+def test_all_problems_of_all_three_files_are_told_at_once(tmp_path: Path) -> None:
+    """Whoever corrects one line per try gives up."""
+    (tmp_path / "cluster.yaml").write_text("nodes: [{name: a, cpu: 4}, {name: b, cpus: -1}]\n")
+    (tmp_path / "workload.yaml").write_text("gap_s: 5\njob_types: [cnn, gnn]\nalone_s_min: 9\nalone_s_max: 3\n")
+    path = tmp_path / "experiment.yaml"
+    path.write_text(
+        "cluster: cluster.yaml\nworkload: workload.yaml\nseed: 3\n"
+        "policies: {drf: {name: drff}, dl2: {explor: true}}\ncosts: {scale_s: -1}\n"
+    )
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_experiment(path)
+    message = str(caught.value)
+    assert "cluster.nodes.0.cpu is not a known field; did you mean cpus?" in message
+    assert "cluster.nodes.0.cpus is missing" in message
+    assert "cluster.nodes.1.cpus is -1" in message
+    assert "workload.job_types.1: no speed is known for job type gnn; known are cnn, embedding" in message
+    assert "policies.drf.name is 'drff'" in message
+    assert "policies.dl2.explor is not a known field; did you mean explore?" in message
+    assert "costs.scale_s is -1" in message
+    assert "seed is not a known field; did you mean seed" in message
+
+
+def test_files_that_cannot_be_read_are_problems_like_all_others(tmp_path: Path) -> None:
+    """Both missing files in one go, and where they were looked for."""
+    path = tmp_path / "experiment.yaml"
+    path.write_text("cluster: no/cluster.yaml\nworkload: bad.yaml\npolicies: {}\n")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_experiment(path)
+    message = str(caught.value)
+    assert f"cluster: cannot read {tmp_path}/no/cluster.yaml: No such file" in message
+    assert f"workload: {tmp_path}/bad.yaml is not YAML" in message
+    assert "policies is {}" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"cluster": {"nodes": [{"name": "n", "cpus": 1}] * 2}}, "node names must be unique; used more than once: n"),
+        ({"cluster": {"nodes": [{"name": "n", "cpus": 1.5}]}}, "cannot hold the workload's largest worker"),
+        ({"workload": {"gap_s": 1, "alone_s_min": 9, "alone_s_max": 3}}, "alone_s_min is 9.0; it must not be above"),
+    ],
+)
+def test_relations_are_checked_before_anything_runs(changes: dict[str, object], expected: str) -> None:
+    """A job that can never start would keep the simulation going until it gives up."""
+    with pytest.raises(InvalidConfiguration, match=expected):
+        tiny(**changes)
+
+
+def test_a_checkpoint_lies_where_the_experiment_says_not_where_the_user_stands(tmp_path: Path) -> None:
+    """An experiment must mean the same from every directory."""
+    for part in ("clusters", "workloads", "experiments"):
+        shutil.copytree(SIMULATIONS / part, tmp_path / part)
+    path = tmp_path / "experiments" / "own.yaml"
+    path.write_text(
+        "cluster: ../clusters/small.yaml\nworkload: ../workloads/mixed.yaml\nseeds: 1\n"
+        "policies: {drf: {name: drf}, mine: {name: dl2, checkpoint: ../mine.safetensors}}\n"
+    )
+    with pytest.raises(CorruptCheckpoint, match=r"mine\.safetensors"):
+        run_experiment(load_experiment(path), policies=["mine"])
+    shutil.copy(checkpoint.BUILTIN, tmp_path / "mine.safetensors")
+    config = load_experiment(path).policies["mine"]
+    assert checkpoint.load(Path(config.checkpoint)).digest == checkpoint.load(checkpoint.BUILTIN).digest
+
+
+# --- The workload ------------------------------------------------------------------------------------------------
+
+
+def test_the_scenarios_that_the_shipped_weights_were_trained_on_are_still_drawn() -> None:
+    """If they changed, `fedsched train supervised` would no longer reproduce the checkpoint that ships."""
+    told = hashlib.sha256()
+    for seed in range(40):
+        scenario = draw_scenario(seed)
+        told.update(f"{scenario.slot_length_s} {scenario.nodes!r}\n".encode())
+        for spec in scenario.jobs:
+            # A C library may round the last bit of a logarithm otherwise.
+            told.update(
+                f"{spec.job_id} {spec.name} {spec.job_type} {spec.workers} {spec.ps} {spec.worker_demand} "
+                f"{spec.ps_demand} {spec.epochs:g} {spec.submitted_s:.6f}\n".encode()
+            )
+    assert told.hexdigest() == "1fa8beb3ca81b0a1e6554ef633fb2c1372bdc80f617926b9e54762fb213125cd"
+
+
+def test_a_declared_workload_is_what_its_file_says() -> None:
+    """Limits, lengths and the rate of arrivals are the experimenter's to choose."""
+    workload = WorkloadConfig(
+        jobs=400, gap_s=7, job_types=("vgg",), worker_cpus=(3.0,), ps_cpus=(0.25,), workers_max=2, ps_max=(5,)
+    )
+    jobs = draw_jobs(workload, 1)
+    assert {(job.job_type, job.ps, job.worker_demand.cpu_milli, job.ps_demand.cpu_milli) for job in jobs} == {
+        ("vgg", Range(1, 5), 3000, 250)
+    }
+    assert {job.workers for job in jobs} == {Range(1, 1), Range(1, 2)}
+    assert jobs[0].submitted_s == 0.0
+    assert jobs[-1].submitted_s / 399 == pytest.approx(7, rel=0.15)
+    assert draw_jobs(workload, 1) == jobs != draw_jobs(workload, 2)
+
+
+# --- Runs --------------------------------------------------------------------------------------------------------
+
+
+def test_every_policy_gets_the_same_jobs_and_every_seed_others() -> None:
+    """A policy that is compared on easier jobs wins for nothing."""
+    experiment = tiny(policies={"first": {"name": "drf"}, "second": {"name": "drf"}, "fifo": {"name": "fifo"}})
+    runs = run_experiment(experiment, policies=["second", "first"], check=True)
+    assert [(run.policy, run.seed) for run in runs] == [("second", 0), ("second", 1), ("first", 0), ("first", 1)]
+    assert [run.result for run in runs[:2]] == [run.result for run in runs[2:]]
+    assert runs[0].result.digest != runs[1].result.digest
+
+
+def test_a_sampling_policy_draws_anew_in_every_run() -> None:
+    """Runs that share their draws are not independent, and the interval over them would be a lie."""
+    workload = WorkloadConfig(seed=1, jobs=8, gap_s=5)
+    experiment = tiny(workload=workload.model_dump(), policies={"dl2": {"name": "dl2"}}, seeds=1)
+    nodes = (Node(NodeName("n"), Resources(6000, 4096)),)
+
+    def with_draws_of(seed: int) -> str:
+        scenario = Scenario(nodes, draw_jobs(workload, 1), experiment.slot_length_s)
+        return World(scenario, make(PolicyConfig(seed=seed)), heuristic("drf")).run().digest
+
+    (run,) = run_experiment(experiment)
+    assert run.result.digest == with_draws_of(1) != with_draws_of(0)
+
+
+def test_a_policy_that_the_experiment_lacks_is_named_with_what_was_meant() -> None:
+    with pytest.raises(InvalidInput, match="has no policy dfr; it has drf") as caught:
+        run_experiment(tiny(), policies=["drf", "dfr"])
+    assert "did you mean drf?" in str(caught.value)
+
+
+class _Broken:
+    """A policy that always fails."""
+
+    name, version = "broken", 1
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        raise ArithmeticError("no")
+
+
+def _alone(costs: VerbCosts, policy: _Broken | None = None) -> World:
+    one = Resources(1000, 100)
+    job = JobSpec(JobId("a"), "a", "x", Range(2, 2), Range(1, 1), one, one, 12.0, job_type="cnn")
+    scenario = Scenario((Node(NodeName("n"), Resources(4000, 4000)),), (job,), 10.0)
+    return World(scenario, policy or heuristic("fifo"), heuristic("fifo"), costs=costs, store_s=0.0)
+
+
+def test_utilisation_counts_what_tasks_hold_while_they_start_too() -> None:
+    """Tasks that wait for each other keep others out; a scheduler must not look idle for it."""
+    assert _alone(VerbCosts(0.0, 0.0, 0.0)).run().cpu_utilisation == pytest.approx(3 / 4)
+    assert _alone(VerbCosts(5.0, 0.0, 0.0)).run().cpu_utilisation == pytest.approx(3 / 4)
+
+
+def test_slots_that_the_fallback_decided_are_counted() -> None:
+    """Else a policy that always fails would be praised for what its fallback did."""
+    result = _alone(VerbCosts(), _Broken()).run()
+    assert result.complete
+    assert 0 < result.fallbacks <= result.slots
+
+
+def test_a_policy_whose_jobs_do_not_end_has_no_mean() -> None:
+    """The mean over those that happened to end would favour whoever starves the long ones."""
+    workload = {"jobs": 2, "gap_s": 0, "alone_s_min": 400, "worker_cpus": [2], "ps_cpus": [1], "workers_max": 1}
+    cluster = {"nodes": [{"name": "n", "cpus": 3}]}
+    experiment = tiny(cluster=cluster, workload=workload, slots_max=3)
+    (summary,) = summarise(run_experiment(experiment, seeds=1))
+    assert (summary.unfinished, summary.jct_s, summary.makespan_s) == (1, None, None)
+
+
+def test_the_interval_is_students() -> None:
+    """With the normal distribution's 1.96 three seeds would look twice as sure as they are."""
+    found = interval([1.0, 2.0, 3.0])
+    assert (found.low, found.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
+    assert interval([2.0, 2.0]).low == interval([2.0, 2.0]).high == 2.0
+    assert interval([2.0]).low is None
+
+
+# --- Results -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", ["dl2", "dl2-argmax", "drf", "fifo", "optimus", "srtf"])
+def test_results_lie_within_their_bands(label: str) -> None:
+    """A change that costs users time shows here, and so does one that is too good to be true."""
+    bands = load(Expected, SIMULATIONS / "expected" / "small.yaml").policies[label]
+    (summary,) = summarise(
+        run_experiment(load_experiment(SIMULATIONS / "experiments" / "small.yaml"), policies=[label])
+    )
+    assert summary.jct_s is not None
+    assert summary.makespan_s is not None
+    assert bands.mean_jct_s.low <= summary.jct_s.mean <= bands.mean_jct_s.high
+    assert bands.makespan_s.low <= summary.makespan_s <= bands.makespan_s.high
+    assert summary.fallbacks == 0

@@ -24,7 +24,7 @@ from fedsched.core.job import (
     Trigger,
     next_phase,
 )
-from fedsched.core.routing import ClusterState, Routing, impossible, largest, route
+from fedsched.core.routing import Candidate, Routing, impossible, largest, route
 from fedsched.core.views import Job, Submission
 from fedsched.errors import Conflict, ImpossibleJob, InvalidInput, NotFound, StoreUnavailable, Unreachable
 from fedsched.runtime import codec, keys
@@ -79,8 +79,8 @@ class Admission:
         check(spec)
         known = self._known(spec, idempotency_key) if idempotency_key else None
         if known is not None:
-            return Submission(known, route(known.spec, self._cache.states()), False)
-        states = self._cache.states()
+            return Submission(known, route(known.spec, self._cache.candidates()), False)
+        states = self._cache.candidates()
         routing = route(spec, states)
         if impossible(routing):
             raise ImpossibleJob(*refusal(spec, routing, states))
@@ -249,7 +249,7 @@ def check(spec: JobSpec) -> None:
         )
 
 
-def refusal(spec: JobSpec, routing: Routing, states: list[ClusterState]) -> tuple[str, str]:
+def refusal(spec: JobSpec, routing: Routing, states: list[Candidate]) -> tuple[str, str]:
     """Message and hint for a job that no cluster can ever hold: what it needs, the largest cluster, what is missing."""
     if routing.reason is Reason.NO_MATCHING_CLUSTER:
         known = [state.name for state in states]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fedsched.core.cluster import ClusterRecord
-from fedsched.core.explain import arrival, states
+from fedsched.core.explain import arrival, candidates
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Transition
-from fedsched.core.routing import ClusterState
+from fedsched.core.routing import Candidate
 from fedsched.core.views import ClusterView, Job
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Entry, KeyChanged, Snapshot, Store, Watch
@@ -131,10 +131,10 @@ class Cache:
                 for name, known in sorted(self._clusters.items())
             ]
 
-    def states(self) -> list[ClusterState]:
+    def candidates(self) -> list[Candidate]:
         """The clusters as `route` wants them."""
-        views = [ClusterState(view.name, view.record, view.reachable) for view in self.clusters()]
-        return states(views, self.jobs())
+        views = [Candidate(view.name, view.record, view.reachable) for view in self.clusters()]
+        return candidates(views, self.jobs())
 
     def idempotency_key(self, job_id: JobId) -> str:
         """The key that the job was submitted with."""

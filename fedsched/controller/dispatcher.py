@@ -16,7 +16,7 @@ from fedsched.controller.history import History, Past
 from fedsched.core.cluster import Assignment
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason, Trigger, next_phase
-from fedsched.core.routing import ClusterState, Routing, route
+from fedsched.core.routing import Candidate, Routing, route
 from fedsched.core.views import Job
 from fedsched.errors import StoreUnavailable
 from fedsched.runtime import codec, keys
@@ -110,7 +110,7 @@ class Dispatcher:
         self._remove_old(tracked, guard)
 
     def _dispatch_all(self, tracked: list[Tracked], guard: Guard) -> None:
-        states = {state.name: state for state in self._cache.states()}
+        states = {state.name: state for state in self._cache.candidates()}
         for job in tracked:
             assert job.spec is not None
             assert job.status is not None
@@ -190,5 +190,5 @@ class Dispatcher:
             self._store.commit((guard,), last)
 
 
-def _with_promise(state: ClusterState, spec: JobSpec) -> ClusterState:
+def _with_promise(state: Candidate, spec: JobSpec) -> Candidate:
     return replace(state, promised=state.promised + spec.demand_of(spec.minimum), queued=state.queued + 1)

@@ -111,7 +111,7 @@ class JobsService(pb_grpc.JobsServicer):
         """Why the job is where it is."""
         self._ready()
         job = self._job(request.job_id)
-        return to_message(explain(job, self._cache.jobs(), self._cache.states()), pb.Explanation)
+        return to_message(explain(job, self._cache.jobs(), self._cache.candidates()), pb.Explanation)
 
     def Events(self, request: pb.EventsRequest, context: grpc.ServicerContext) -> Iterator[pb.Transition]:
         """Transitions, oldest first."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason
 from fedsched.core.resources import Resources, total
-from fedsched.core.routing import ClusterState, Routing, route
+from fedsched.core.routing import Candidate, Routing, route
 from fedsched.core.views import Explanation, Job, JobAhead
 
 AHEAD_MAX = 10
@@ -38,7 +38,7 @@ _NEXT_STEPS = {
 }
 
 
-def states(records: Iterable[ClusterState], jobs: Iterable[Job]) -> list[ClusterState]:
+def candidates(records: Iterable[Candidate], jobs: Iterable[Job]) -> list[Candidate]:
     """The clusters with what the jobs that wait there have been promised, sorted by name."""
     promised: dict[ClusterName, list[Resources]] = {}
     for job in jobs:
@@ -46,7 +46,7 @@ def states(records: Iterable[ClusterState], jobs: Iterable[Job]) -> list[Cluster
         if status.phase is JobPhase.DISPATCHED and status.cluster is not None and not status.placement:
             promised.setdefault(status.cluster, []).append(job.spec.demand_of(job.spec.minimum))
     return [
-        ClusterState(
+        Candidate(
             state.name,
             state.record,
             state.reachable,
@@ -57,12 +57,12 @@ def states(records: Iterable[ClusterState], jobs: Iterable[Job]) -> list[Cluster
     ]
 
 
-def explain(job: Job, jobs: Sequence[Job], clusters: Iterable[ClusterState]) -> Explanation:
+def explain(job: Job, jobs: Sequence[Job], clusters: Iterable[Candidate]) -> Explanation:
     """Explain `job`.
 
     Args:
         jobs: all live jobs.
-        clusters: all known clusters, as `states` gives them.
+        clusters: all known clusters, as `candidates` gives them.
     """
     known = list(clusters)
     routing = route(job.spec, known)
@@ -88,7 +88,7 @@ def trace_id(traceparent: str) -> str:
     return parts[1] if len(parts) == 4 else ""
 
 
-def _dominant(status: JobStatus, routing: Routing, clusters: list[ClusterState]) -> tuple[Reason, str]:
+def _dominant(status: JobStatus, routing: Routing, clusters: list[Candidate]) -> tuple[Reason, str]:
     if status.phase in TERMINAL or status.phase is JobPhase.HELD:
         return status.reason, status.message
     if status.phase is JobPhase.QUEUED:
@@ -120,7 +120,7 @@ def arrival(spec: JobSpec) -> tuple[float, int, str]:
     return (spec.submitted_s, int(spec.job_id) if spec.job_id.isdecimal() else 0, spec.job_id)
 
 
-def _evidence(job: Job, clusters: list[ClusterState]) -> list[str]:
+def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
     spec, status = job.spec, job.status
     lines = [
         f"minimum {spec.minimum} needs {spec.demand_of(spec.minimum)}; maximum {spec.maximum}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from fedsched import jobfile, local, tracing
 from fedsched.adapters.rpc import JobsClient
+from fedsched.addresses import free_address
 from fedsched.config import ClusterConfig, FederationConfig, NodeConfig, RoundConfig, SlotConfig
 from fedsched.core.ids import JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, Reason, Transition
@@ -95,8 +95,8 @@ def run(say: Callable[[str], None], show: Show) -> Summary:
 def _federation() -> FederationConfig:
     return FederationConfig(
         name=NAME,
-        controller=f"127.0.0.1:{_free_port()}",
-        aggregator=f"127.0.0.1:{_free_port()}",
+        controller=free_address(),
+        aggregator=free_address(),
         slot=SlotConfig(length_s=2.0, decision_s_max=1.0),
         rounds=RoundConfig(interval_s=10.0, quorum=2, samples_min=4),
         clusters=tuple(
@@ -104,12 +104,6 @@ def _federation() -> FederationConfig:
             for name in CLUSTERS
         ),
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _story(client: JobsClient, say: Callable[[str], None], show: Show, trace_file: Path) -> Summary:

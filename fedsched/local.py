@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import yaml
 
+from fedsched.addresses import is_free
 from fedsched.config import (
     AgentConfig,
     AggregatorConfig,
@@ -28,7 +28,9 @@ from fedsched.config import (
     NodeConfig,
     TracingConfig,
 )
+from fedsched.detached import last_lines, spawn
 from fedsched.errors import AddressInUse, Conflict, FedschedError, InvalidInput, StartFailed, TimedOut, Unreachable
+from fedsched.files import write_whole
 
 READY_S = 120.0
 """How long all processes may take to be ready; importing torch several times at once takes most of it."""
@@ -246,7 +248,7 @@ class _Start:
 
     def _check_addresses(self) -> None:
         for name, address in (("controller", self._config.controller), ("aggregator", self._config.aggregator)):
-            if name not in self._running and not _is_free(address):
+            if name not in self._running and not is_free(address):
                 raise AddressInUse(
                     f"the {name} cannot listen on {address}: another process does",
                     f"stop that process, or set `{name}` to another address in the federation file",
@@ -319,23 +321,8 @@ class _Start:
         config_file = self._dir / f"{name.replace(' ', '-')}.yaml"
         config_file.write_text(yaml.safe_dump(body.model_dump(mode="json"), sort_keys=False))
         log = self._log(name)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            # Not subprocess.Popen: its object complains when it is let go of while the process lives, which is meant.
-            # -P: what lies in the caller's directory must not take the place of installed modules.
-            pid = os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-P", "-m", module, "--config", str(config_file)],
-                os.environ,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, output, 1),
-                    (os.POSIX_SPAWN_DUP2, output, 2),
-                ],
-                setsid=True,
-            )
-        finally:
-            os.close(output)
+        # -P: what lies in the caller's directory must not take the place of installed modules.
+        pid = spawn([sys.executable, "-P", "-m", module, "--config", str(config_file)], log, os.environ)
         self._keep(Started(name, pid, psutil.Process(pid).create_time(), str(log)))
 
     def _log(self, name: str) -> Path:
@@ -355,7 +342,7 @@ class _Start:
         while True:
             for process in self._new:
                 if process.name not in ready and _alive(process) is None:
-                    raise StartFailed(f"{process.name} ended at once; the end of {process.log}:\n{_end(process.log)}")
+                    raise StartFailed(f"{process.name} ended at once; the end of {process.log}:\n{_end(process)}")
             now_ready = self._ready()
             for process in self._new:
                 if process.name in now_ready and process.name not in ready:
@@ -367,7 +354,7 @@ class _Start:
             if time.monotonic() - begun_s > READY_S:
                 raise StartFailed(
                     f"{', '.join(process.name for process in late)} not ready after {READY_S:.0f} s; "
-                    f"the end of {late[0].log}:\n{_end(late[0].log)}"
+                    f"the end of {late[0].log}:\n{_end(late[0])}"
                 )
             time.sleep(0.2)
 
@@ -383,7 +370,7 @@ class _Start:
                 if view.reachable and view.record is not None and view.record.pid == pids.get(name):
                     found.add(name)
             found.add("controller")
-        if not _is_free(self._state.aggregator):
+        if not is_free(self._state.aggregator):
             found.add("aggregator")
         return found
 
@@ -422,10 +409,7 @@ def _read(state_dir: Path) -> Federation | None:
 
 
 def _write(state_dir: Path, state: Federation) -> None:
-    file = state_dir / "federation.json"
-    fresh = file.with_suffix(".new")
-    fresh.write_text(json.dumps(asdict(state), indent=2))
-    fresh.replace(file)
+    write_whole(state_dir / "federation.json", json.dumps(asdict(state), indent=2).encode())
 
 
 @contextlib.contextmanager
@@ -471,17 +455,6 @@ def _stop(processes: list[Started], say: Say) -> None:
                 psutil.Process(process.pid).wait(0)
 
 
-def _is_free(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, int(port)))
-        except OSError:
-            return False
-    return True
-
-
-def _end(log: str) -> str:
-    lines = Path(log).read_text(errors="replace").splitlines()
-    return "\n".join(f"  {line}" for line in lines[-LOG_LINES:])
+def _end(process: Started) -> str:
+    """What a process said last, indented."""
+    return "\n".join(f"  {line}" for line in last_lines(Path(process.log), LOG_LINES).splitlines())

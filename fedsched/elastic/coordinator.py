@@ -34,6 +34,7 @@ from fedsched.elastic.checkpoint import ShardFile
 from fedsched.elastic.environment import TaskEnvironment
 from fedsched.elastic.model import ModelSpec, block_difference
 from fedsched.errors import CorruptCheckpoint, FedschedError
+from fedsched.files import write_whole
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import (
     JobControlServicer,
@@ -355,6 +356,7 @@ def main() -> int:
 
 
 def _coordinate(task: TaskEnvironment, terminated: threading.Event) -> int:
+    task.attempt_dir.mkdir(parents=True, exist_ok=True)
     checkpoint.discard_partial(task.checkpoint_dir)
     try:
         resume, problems = checkpoint.newest(task.checkpoint_dir)
@@ -370,7 +372,7 @@ def _coordinate(task: TaskEnvironment, terminated: threading.Event) -> int:
     port = endpoint.add_insecure_port("127.0.0.1:0")
     endpoint.start()
     ready = {"address": f"127.0.0.1:{port}", "pid": os.getpid()}
-    _replace(task.attempt_dir / "coordinator.json", json.dumps(ready))
+    write_whole(task.attempt_dir / "coordinator.json", json.dumps(ready).encode())
     coordinator.run(terminated)
     result = coordinator.report()
     _write_json(task.attempt_dir / "result.json", result)
@@ -382,14 +384,7 @@ def _write_json(path: Path, report: pb.JobReport) -> None:
     plain = MessageToDict(report, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     # Protobuf spells 64-bit numbers as text, for readers without such numbers.
     plain |= {"steps": report.steps, "checkpoint_step": report.checkpoint_step}
-    _replace(path, json.dumps(plain))
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(text)
-    draft.replace(path)
+    write_whole(path, json.dumps(plain).encode())
 
 
 if __name__ == "__main__":

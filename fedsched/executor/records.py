@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +11,7 @@ from fedsched.core.ids import JobId, NodeName, TaskName
 from fedsched.core.job import JobSpec, Placement
 from fedsched.errors import InvalidInput
 from fedsched.executor.processes import Identity
+from fedsched.files import write_whole
 from fedsched.runtime import codec
 
 COORDINATOR = TaskName("coordinator")
@@ -186,14 +185,8 @@ class Layout:
 
 
 def write(path: Path, record: object) -> None:
-    """Put a record in place in one step: a reader sees the old one or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        beside.write_bytes(codec.dumps(record))
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    """Put a record in place in one step."""
+    write_whole(path, codec.dumps(record))
 
 
 def read(kind: type[T], path: Path) -> T | None:

@@ -16,6 +16,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedsched.errors import CorruptCheckpoint
+from fedsched.files import write_whole
 from fedsched.policy.dl2 import ROWS, TYPES, Arrays, Shape, problem_with
 
 FORMAT = "fedsched/dl2/1"
@@ -72,9 +73,7 @@ class Checkpoint:
 
     def save(self, path: Path) -> None:
         """Write the file so that a reader never sees a part of it."""
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_bytes(self.to_bytes())
-        partial.replace(path)
+        write_whole(path, self.to_bytes())
 
 
 def load(path: Path) -> Checkpoint:

@@ -1,0 +1,25 @@
+"""Addresses of this machine: which are free to listen on."""
+
+from __future__ import annotations
+
+import socket
+
+
+def is_free(address: str) -> bool:
+    """Whether nobody listens on host:port."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        # As servers bind: an address that is merely in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
+
+
+def free_address() -> str:
+    """A host:port of the loopback that was free a moment ago; whoever binds it must bear that it no longer is."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

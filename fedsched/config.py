@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedsched.core.cluster import Node
+from fedsched.core.ids import NodeName
+from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -30,6 +33,15 @@ class NodeConfig(Tree):
     memory_gb: float = Field(default=4.0, gt=0)
     gpus: float = Field(default=0.0, ge=0)
     accelerator: str = ""
+
+    def node(self) -> Node:
+        """The node as the scheduler knows it."""
+        capacity = Resources(
+            cpu_milli=round(self.cpus * 1000),
+            memory_mib=round(self.memory_gb * 1024),
+            gpu_milli=round(self.gpus * 1000),
+        )
+        return Node(NodeName(self.name), capacity, self.accelerator)
 
 
 class SlotConfig(Tree):

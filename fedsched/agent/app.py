@@ -21,14 +21,13 @@ from fedsched.agent.logs import read_logs
 from fedsched.agent.membership import agent_id, take_term
 from fedsched.agent.ticking import Ticker
 from fedsched.agent.tracing import JobTraces
-from fedsched.config import AgentConfig, NodeConfig
-from fedsched.core.cluster import ClusterRecord, Node
+from fedsched.config import AgentConfig
+from fedsched.core.cluster import ClusterRecord
 from fedsched.core.commands import Command, SaveJob
 from fedsched.core.decision import Policy
 from fedsched.core.events import Event, JobAssigned, LeaseLost, LeaseRegained, SlotStarted, TermTaken
-from fedsched.core.ids import ClusterName, JobId, NodeName
+from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import ACTIVE
-from fedsched.core.resources import Resources
 from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
 from fedsched.errors import Conflict
@@ -79,7 +78,7 @@ class Agent:
         self._inbox = inbox
         policy = registry.make(config.policy)
         self._policy = policy
-        nodes = tuple(_node(node) for node in config.nodes)
+        nodes = tuple(node.node() for node in config.nodes)
         self.scheduler = Scheduler(
             SchedulerConfig(self._cluster, config.slot.length_s, keep_running=not config.preempt), nodes
         )
@@ -204,12 +203,3 @@ class Agent:
             return Hello(self._cluster, self._term, __version__, policy.name, learning.version, learning.samples)
 
         return FederationClient(aggregator, hello=hello, learner=learning, on_policy=learning.take)
-
-
-def _node(config: NodeConfig) -> Node:
-    capacity = Resources(
-        cpu_milli=round(config.cpus * 1000),
-        memory_mib=round(config.memory_gb * 1024),
-        gpu_milli=round(config.gpus * 1000),
-    )
-    return Node(NodeName(config.name), capacity, config.accelerator)

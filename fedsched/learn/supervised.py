@@ -15,6 +15,7 @@ state and the action that grants this task are a sample. Departures from DL2's `
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -37,6 +38,16 @@ class Label:
     state: Array
     mask: NDArray[np.bool_]
     action: int
+
+
+def fingerprint(labels: Sequence[Label]) -> str:
+    """SHA-256 over all labels: tells whether a teacher still decides as it did."""
+    sha = hashlib.sha256()
+    for label in labels:
+        sha.update(np.ascontiguousarray(label.state).tobytes())
+        sha.update(np.packbits(label.mask).tobytes())
+        sha.update(label.action.to_bytes(4, "big"))
+    return sha.hexdigest()
 
 
 class _OverTheShoulder:

@@ -13,12 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 from scipy import stats
 
 from fedsched.config import Name, NodeConfig, PolicyConfig, Tree, load, read
-from fedsched.core.cluster import Node
 from fedsched.core.decision import Policy
-from fedsched.core.ids import NodeName
 from fedsched.core.job import Allocation, JobPhase
 from fedsched.core.packing import pack
-from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration, InvalidInput
 from fedsched.policy.registry import heuristic, make
 from fedsched.sim.executor import VerbCosts
@@ -101,7 +98,15 @@ class ExperimentConfig(Tree):
     @model_validator(mode="after")
     def _every_job_can_run(self) -> ExperimentConfig:
         worker, ps = self.workload.largest_tasks
-        if pack([node.capacity for node in _nodes(self.cluster)], worker, ps, Allocation(1, 1)) is None:
+        if (
+            pack(
+                [node.capacity for node in tuple(node.node() for node in self.cluster.nodes)],
+                worker,
+                ps,
+                Allocation(1, 1),
+            )
+            is None
+        ):
             raise ValueError(f"the cluster cannot hold the workload's largest worker ({worker}) and server ({ps})")
         return self
 
@@ -113,17 +118,6 @@ def load_experiment(path: Path) -> ExperimentConfig:
         InvalidConfiguration: there are problems in any of them; all are listed.
     """
     return load(ExperimentConfig, path, {FOLDER: path.parent})
-
-
-def _nodes(cluster: SimulatedClusterConfig) -> tuple[Node, ...]:
-    return tuple(
-        Node(
-            NodeName(node.name),
-            Resources(round(node.cpus * 1000), round(node.memory_gb * 1024), round(node.gpus * 1000)),
-            node.accelerator,
-        )
-        for node in cluster.nodes
-    )
 
 
 # --- What is run -------------------------------------------------------------------------------------------------
@@ -164,7 +158,7 @@ def run_experiment(
     drawn = range(first, first + (seeds or experiment.seeds))
     # All policies are made before the first one runs: a checkpoint that is missing is noticed at once.
     made = [(label, seed, _make(experiment.policies[label], seed)) for label in labels for seed in drawn]
-    nodes = _nodes(experiment.cluster)
+    nodes = tuple(node.node() for node in experiment.cluster.nodes)
     costs = VerbCosts(experiment.costs.start_s, experiment.costs.scale_s, experiment.costs.stop_s)
     runs = []
     for label, seed, policy in made:

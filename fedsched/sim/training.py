@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from fedsched.core.decision import Policy
-from fedsched.learn.supervised import Label, Watched, agreement, fit
+from fedsched.learn.supervised import Label, Watched, agreement, fingerprint, fit
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Shape, initial
 from fedsched.policy.registry import heuristic
@@ -63,6 +63,7 @@ def warm_up(
         "steps": steps,
         "scenarios": scenarios,
         "labels": len(labels),
+        "first_cluster": first_cluster(teacher, seed),
         "first_loss": round(fitted.first_loss, 3),
         "last_loss": round(fitted.last_loss, 3),
         "agreement": round(agreed, 3),
@@ -73,6 +74,15 @@ def warm_up(
     student_jct_s = _average_jct_s(student, heuristic(teacher), others, held_out)
     checkpoint = Checkpoint(fitted.arrays, shape, made)
     return WarmUp(checkpoint, len(labels), fitted.first_loss, fitted.last_loss, agreed, teacher_jct_s, student_jct_s)
+
+
+def first_cluster(teacher: str, seed: int) -> str:
+    """Fingerprint of the teacher's decisions on the first training cluster.
+
+    It stands in the checkpoint, so a change of the scheduler, the simulator or the teacher that makes the shipped
+    weights irreproducible is noticed in a second.
+    """
+    return fingerprint(_watch(teacher, Shape(), seed * SEED_STRIDE, 1)[0])
 
 
 def _watch(teacher: str, shape: Shape, first_seed: int, scenarios: int) -> tuple[list[Label], float]:

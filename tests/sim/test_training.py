@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from fedsched.cli.train import app
 from fedsched.errors import InvalidInput
 from fedsched.policy import checkpoint
+from fedsched.sim.training import first_cluster
 
 
 def test_the_command_writes_weights_that_load_and_says_how_good_they_are(tmp_path: Path) -> None:
@@ -34,3 +35,12 @@ def test_a_directory_that_is_not_there_is_noticed_before_the_work(tmp_path: Path
     missing = tmp_path / "nowhere" / "new.safetensors"
     with pytest.raises(InvalidInput, match="there is no directory"):
         CliRunner().invoke(app, ["supervised", "-o", str(missing)], catch_exceptions=False)
+
+
+def test_the_shipped_weights_can_still_be_made() -> None:
+    """After a change of what the teacher decides, its command makes other weights than those that ship.
+
+    Then make them anew: fedsched train supervised -o fedsched/policy/checkpoints/dl2-v1.safetensors
+    """
+    made = checkpoint.load(checkpoint.BUILTIN).made
+    assert made["first_cluster"] == first_cluster(str(made["teacher"]), int(made["seed"]))

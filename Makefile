@@ -18,6 +18,9 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/pytest -n 2 --dist loadgroup
 
+bench: .venv/ready
+	$(BIN)/fedsched bench core
+
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

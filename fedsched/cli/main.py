@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from fedsched import __version__
-from fedsched.cli import demo, federation, jobs, policy, servers, sim, trace, train
+from fedsched.cli import bench, demo, federation, jobs, policy, servers, sim, trace, train
 from fedsched.errors import FedschedError
 
 INTERRUPTED = 130
@@ -33,6 +33,7 @@ federation.register(app)
 policy.register(app)
 servers.register(app)
 trace.register(app)
+bench.register(app)
 sim.register(app)
 demo.register(app)
 app.add_typer(train.app, name="train")

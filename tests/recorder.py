@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 from fedsched.runtime.ports import KeyChanged, Snapshot, Store, Watch
-
-DEADLINE_S = 20.0
-
-
-def eventually(holds: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Wait until `holds()`; fail with `what` after the deadline."""
-    end_s = time.monotonic() + deadline_s
-    while not holds():
-        assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {what}"
-        time.sleep(0.01)
+from tests.waiting import eventually
 
 
 class Recorder:

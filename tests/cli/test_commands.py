@@ -17,16 +17,17 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, Progress, Reason
 from fedsched.errors import FedschedError
 from tests.cli.conftest import Result, Run
-from tests.controller.stand_in import StandInAgent, wait_until
+from tests.controller.stand_in import StandInAgent
+from tests.waiting import eventually
 
 
 def started(store: MemoryStore, run: Run, file: str) -> StandInAgent:
     """A cluster on which job 1 runs."""
     east = StandInAgent(store, "east")
     assert run("submit", file, "-o", "name").out == "job/1\n"
-    wait_until(lambda: JobId("1") in east.assigned(), "it is dispatched")
+    eventually(lambda: JobId("1") in east.assigned(), "it is dispatched")
     east.run(JobId("1"))
-    wait_until(lambda: " R " in run("queue").out, "it runs")
+    eventually(lambda: " R " in run("queue").out, "it runs")
     return east
 
 
@@ -35,7 +36,7 @@ def test_the_queue_shows_what_slurm_users_look_for(store: MemoryStore, server: s
     east = started(store, run, file)
     east.move(JobId("1"), JobPhase.RUNNING, Reason.NONE, progress=Progress(epochs=1.0))
     assert run("submit", file, "-n", "second", "--", "python", "other.py").code == 0
-    wait_until(lambda: "25%" in run("queue").out and " D " in run("queue").out, "the queue shows both")
+    eventually(lambda: "25%" in run("queue").out and " D " in run("queue").out, "the queue shows both")
 
     head, first, second = run("queue").out.splitlines()
 
@@ -72,10 +73,10 @@ def test_explain_prints_reason_evidence_verdicts_and_one_next_step(
 ) -> None:
     """The answer to the most asked question, on one screen."""
     assert run("submit", file).code == 0
-    wait_until(lambda: "NoMatchingCluster" in run("explain", "1").out, "the reason is there")
+    eventually(lambda: "NoMatchingCluster" in run("explain", "1").out, "the reason is there")
     assert "no cluster has joined the federation yet" in run("explain", "1").out
     east = StandInAgent(store, "east")
-    wait_until(lambda: JobId("1") in east.assigned(), "it is dispatched")
+    eventually(lambda: JobId("1") in east.assigned(), "it is dispatched")
     out = run("explain", "1").out
     assert "job 1 (digits) is Dispatched on east" in out
     assert re.search(r"^evidence   minimum 1w\+1ps needs", out, re.MULTILINE)
@@ -110,7 +111,7 @@ def test_submit_wait_ends_as_the_job_does(
     east = StandInAgent(store, "east")
 
     def play() -> None:
-        wait_until(lambda: JobId("1") in east.assigned(), "it is dispatched")
+        eventually(lambda: JobId("1") in east.assigned(), "it is dispatched")
         east.run(JobId("1"))
         east.end(JobId("1"), phase, reason)
 
@@ -136,10 +137,10 @@ def test_cancel_says_what_happens_now(store: MemoryStore, server: str, run: Run,
     assert run("cancel", "1").out == "job 1 is Cancelled\n"
     east = StandInAgent(store, "east")
     run("submit", file)
-    wait_until(lambda: JobId("2") in east.assigned(), "it is dispatched")
+    eventually(lambda: JobId("2") in east.assigned(), "it is dispatched")
     assert run("cancel", "2").out == "job 2 is being cancelled by east\n"
     east.vanish()
-    wait_until(lambda: " U " in run("queue").out, "it is unreachable")
+    eventually(lambda: " U " in run("queue").out, "it is unreachable")
     assert run("cancel", "2").out == "job 2 will be cancelled when the agent of east is back\n"
 
 

@@ -16,17 +16,12 @@ import psutil
 import pytest
 import yaml
 
-from tests.controller.stand_in import wait_until
+from fedsched.addresses import free_address
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 COMMAND_S = 180
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 class Federation:
@@ -95,7 +90,7 @@ def test_a_federation_comes_up_is_found_is_mended_and_goes_down_without_a_trace(
     assert "runs already" in again.stdout
 
     os.kill(before["agent east"], signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(before["agent east"]), "the agent is dead")
+    eventually(lambda: not psutil.pid_exists(before["agent east"]), "the agent is dead")
     mended = federation.run("up", str(federation.file))
     assert mended.returncode == 0, mended.stderr
     after = federation.processes()

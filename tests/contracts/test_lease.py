@@ -28,7 +28,8 @@ from fedsched.runtime.ports import (
     Watch,
     Write,
 )
-from tests.recorder import Recorder, eventually
+from tests.recorder import Recorder
+from tests.waiting import eventually
 
 TTL_S = 2
 

@@ -27,7 +27,8 @@ from fedsched.runtime.ports import (
     Watch,
     Write,
 )
-from tests.recorder import Recorder, eventually
+from tests.recorder import Recorder
+from tests.waiting import eventually
 
 
 @pytest.fixture(params=["memory", "inline", pytest.param("etcd", marks=pytest.mark.live)])

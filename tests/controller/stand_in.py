@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from fedsched.core.cluster import Assignment, ClusterRecord, Node
@@ -110,11 +109,3 @@ class StandInAgent:
             ValueIs(keys.term(self.name), str(self.term).encode()),
         )
         assert self._store.commit(guards, tuple(writes)).ok
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Wait for a condition; a test that waits in vain says for what."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {timeout_s:g} s in vain until {what}"
-        time.sleep(0.02)

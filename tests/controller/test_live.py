@@ -22,7 +22,8 @@ from fedsched.core.cluster import ControllerRecord
 from fedsched.core.job import JobPhase, JobSpec
 from fedsched.errors import StoreUnavailable, Unreachable
 from fedsched.runtime import codec, keys
-from tests.controller.stand_in import StandInAgent, wait_until
+from tests.controller.stand_in import StandInAgent
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
 
@@ -90,12 +91,12 @@ def test_when_the_leader_is_killed_the_other_controller_dispatches_and_nothing_g
         process = Process(tmp_path / name, etcd.server.address)
         stack.callback(process.end)
         processes[process.process.pid] = process
-    wait_until(lambda: set(addresses(store)) == set(processes), "both are registered", 60)
+    eventually(lambda: set(addresses(store)) == set(processes), "both are registered", 60)
     clients = {pid: stack.enter_context(JobsClient(address)) for pid, address in addresses(store).items()}
-    wait_until(lambda: store.get(keys.leader("controller")) is not None, "one leads")
+    eventually(lambda: store.get(keys.leader("controller")) is not None, "one leads")
     east = StandInAgent(store, "east", cpus=32)
     ids = [clients[pid].submit(spec, f"key-{n}").job.spec.job_id for n, pid in enumerate([*clients, *clients])]
-    wait_until(lambda: sorted(east.assigned()) == sorted(ids), "the leader dispatches")
+    eventually(lambda: sorted(east.assigned()) == sorted(ids), "the leader dispatches")
 
     entry = store.get(keys.leader("controller"))
     assert entry is not None
@@ -105,7 +106,7 @@ def test_when_the_leader_is_killed_the_other_controller_dispatches_and_nothing_g
     begun_s = time.monotonic()
     late = [other.submit(spec, f"late-{n}").job.spec.job_id for n in range(3)]
     assert other.submit(spec, "key-0").job.spec.job_id == ids[0], "keys are known to every controller"
-    wait_until(lambda: set(late) <= set(east.assigned()), "the other one dispatches")
+    eventually(lambda: set(late) <= set(east.assigned()), "the other one dispatches")
 
     assert time.monotonic() - begun_s < 15
     for job_id in (*ids, *late):
@@ -120,11 +121,11 @@ def test_while_etcd_is_away_the_api_says_so_and_recovers_by_itself(
     process = Process(tmp_path / "one", etcd.server.address)
     stack.callback(process.end)
     store = stack.enter_context(closing(EtcdStore(etcd.server.address)))
-    wait_until(lambda: process.process.pid in addresses(store), "it is registered", 60)
+    eventually(lambda: process.process.pid in addresses(store), "it is registered", 60)
     client = stack.enter_context(JobsClient(addresses(store)[process.process.pid]))
     east = StandInAgent(store, "east")
     first = client.submit(spec).job.spec.job_id
-    wait_until(lambda: first in east.assigned(), "it is dispatched")
+    eventually(lambda: first in east.assigned(), "it is dispatched")
 
     etcd.kill()
     with pytest.raises(StoreUnavailable):
@@ -134,9 +135,9 @@ def test_while_etcd_is_away_the_api_says_so_and_recovers_by_itself(
     assert process.process.poll() is None
     etcd.start_again()
 
-    wait_until(lambda: _answers(client), "the API answers again", 30)
+    eventually(lambda: _answers(client), "the API answers again", 30)
     again = client.submit(spec, "while-away").job.spec.job_id
-    wait_until(lambda: again in east.assigned(), "it is dispatched")
+    eventually(lambda: again in east.assigned(), "it is dispatched")
     assert [step.target for step in client.events(first)] == [JobPhase.QUEUED, JobPhase.DISPATCHED]
     assert process.process.poll() is None
 
@@ -156,7 +157,7 @@ def test_a_controller_that_is_told_to_end_gives_up_its_place_at_once(
     process = Process(tmp_path / "one", etcd.server.address)
     stack.callback(process.end)
     store = stack.enter_context(closing(EtcdStore(etcd.server.address)))
-    wait_until(lambda: store.get(keys.leader("controller")) is not None, "it leads", 60)
+    eventually(lambda: store.get(keys.leader("controller")) is not None, "it leads", 60)
     process.process.terminate()
     assert process.process.wait(10) == 0
     assert store.get(keys.leader("controller")) is None

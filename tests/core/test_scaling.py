@@ -378,8 +378,6 @@ def test_a_resize_whose_new_task_does_not_join_is_rolled_back_and_the_others_tra
 
 def test_a_job_whose_first_members_do_not_come_fails_and_names_them() -> None:
     """An executor that lost a task needs its name, not a job that starts for ever."""
-    world = world_of(1, names("ps-0", "worker-0"))
-    world.twins.clear()
     core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)
     core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
     core.handle(scaling.TaskReported(1.0, TaskName("ps-0")))

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import runpy
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
@@ -19,6 +18,7 @@ import pytest
 
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import JobControlStub
+from tests.waiting import eventually
 
 SCRIPT = Path(__file__).parent / "tiny.py"
 DEADLINE_S = 60.0
@@ -46,15 +46,6 @@ def _task(environ: dict[str, str], log: str) -> None:
 # Forked from a process that has imported torch once: a task starts in a tenth of a second instead of several.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["fedsched.elastic.preload", "tests.elastic.conftest"])
-
-
-def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Wait for a condition; fail with its name."""
-    until_s = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > until_s:
-            raise AssertionError(f"{what} did not happen within {deadline_s:g} s")
-        time.sleep(0.01)
 
 
 class Job:
@@ -85,7 +76,9 @@ class Job:
         self.tasks = sorted(tasks)
         self.launch("coordinator", FEDSCHED_TASKS=",".join(self.tasks))
         ready = self.attempt_dir / "coordinator.json"
-        until(lambda: ready.exists() or not self.processes["coordinator"].is_alive(), "the coordinator's start")
+        eventually(
+            lambda: ready.exists() or not self.processes["coordinator"].is_alive(), "the coordinator starts", DEADLINE_S
+        )
         if ready.exists():
             self.address = json.loads(ready.read_text())["address"]
             self._channel = grpc.insecure_channel(self.address)
@@ -144,7 +137,7 @@ class Job:
 
     def until_step(self, step: int) -> None:
         """Wait until so many steps are done."""
-        until(lambda: self.report().steps >= step, f"step {step}")
+        eventually(lambda: self.report().steps >= step, f"step {step}", DEADLINE_S)
 
     def result(self) -> dict[str, Any]:
         """The attempt's result once its coordinator has ended."""

@@ -6,7 +6,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from fedsched.executor.local import LocalExecutor, shut_down
 from fedsched.executor.orders import Programs
 from fedsched.executor.processes import is_alive
 from fedsched.executor.records import Attempt, Layout, TaskRecord
+from tests.waiting import eventually
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 JOB = JobId("job-1")
@@ -168,14 +169,6 @@ class Cluster:
     def alive(self, attempt: int = 1) -> set[str]:
         records = self.layout.attempt(JOB, attempt).records()
         return {task for task, record in records.items() if is_alive(record.identity)}
-
-
-def eventually(condition: Callable[[], object], what: str, deadline_s: float = 20.0) -> None:
-    until = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > until:
-            pytest.fail(f"not within {deadline_s} s: {what}")
-        time.sleep(0.02)
 
 
 @pytest.fixture

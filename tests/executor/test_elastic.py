@@ -13,7 +13,8 @@ from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.orders import Programs
 from fedsched.executor.records import LauncherRecord
-from tests.executor.conftest import JOB, Cluster, eventually, placement
+from tests.executor.conftest import JOB, Cluster, placement
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 

@@ -15,7 +15,8 @@ from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.local import LocalExecutor
 from fedsched.executor.records import FenceRecord, LauncherRecord
-from tests.executor.conftest import JOB, STAND_IN, Cluster, eventually, placement, stand_in_programs
+from tests.executor.conftest import JOB, STAND_IN, Cluster, placement, stand_in_programs
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
 

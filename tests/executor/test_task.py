@@ -22,7 +22,7 @@ from fedsched.executor.local import shut_down
 from fedsched.executor.processes import is_alive
 from fedsched.executor.records import Attempt, ExitRecord, LauncherRecord, Layout, TaskOrder, TaskRecord
 from fedsched.executor.task import PythonProgram, python_program
-from tests.executor.conftest import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
 

@@ -106,7 +106,7 @@ def test_a_new_version_never_takes_a_number_that_was_given_before() -> None:
 
 
 def test_the_round_closes_at_its_deadline_with_what_has_come() -> None:
-    """One hanging cluster must not hold up the others (lesson 74)."""
+    """One hanging cluster must not hold up the others."""
     core = begun(EAST, NORTH, WEST)
     core.handle(update(EAST))
     core.handle(update(WEST))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,17 +21,10 @@ from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import Shape, initial
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Store
+from tests.waiting import eventually
 
 SHAPE = Shape(window=3, hidden=(8,))
 WAIT_S = 20.0
-
-
-def until(condition: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
-    """Wait for a condition."""
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {limit_s} s: {what}"
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +108,7 @@ class Running:
     @property
     def address(self) -> str:
         """Where it listens, once it does."""
-        until(lambda: bool(self.service.address) or self.problem is not None, "the aggregator serves")
+        eventually(lambda: bool(self.service.address) or self.problem is not None, "the aggregator serves")
         assert self.problem is None, self.problem
         return self.service.address
 
@@ -126,7 +118,7 @@ class Running:
 
     def round(self, number: int) -> RoundRecord:
         """The record of a round, when it is there."""
-        until(lambda: len(self.rounds()) >= number, f"round {number} is saved")
+        eventually(lambda: len(self.rounds()) >= number, f"round {number} is saved")
         return self.rounds()[number - 1]
 
     def policy(self, version: int) -> PolicyRecord:

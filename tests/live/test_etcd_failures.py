@@ -25,7 +25,8 @@ from fedsched.adapters.lease import LeaseKeeper
 from fedsched.errors import AddressInUse, StartFailed, StoreUnavailable
 from fedsched.runtime.ports import Delete, Put, RevisionIs, Snapshot
 from tests.live.relay import Relay
-from tests.recorder import Recorder, eventually
+from tests.recorder import Recorder
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
 

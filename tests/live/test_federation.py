@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from fedsched.addresses import free_address
 from fedsched.core.events import TermTaken
 from fedsched.core.ids import ClusterName, NodeName
 from fedsched.core.scheduler import Scheduler
@@ -23,19 +23,13 @@ from fedsched.core.state import SchedulerConfig
 from fedsched.executor.processes import Identity, is_alive
 from fedsched.runtime import journal
 from tests.core.world import node
-from tests.recorder import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("federation"), pytest.mark.timeout(300)]
 
 FEDSCHED = Path(sys.executable).with_name("fedsched")
 LONG = 120.0
 NODES = {name: [f"{name}-1", f"{name}-2"] for name in ("east", "west")}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Federation:
@@ -49,8 +43,8 @@ class Federation:
             yaml.safe_dump(
                 {
                     "name": "test",
-                    "controller": f"127.0.0.1:{free_port()}",
-                    "aggregator": f"127.0.0.1:{free_port()}",
+                    "controller": free_address(),
+                    "aggregator": free_address(),
                     "slot": {"length_s": 1.0, "decision_s_max": 0.8},
                     "rounds": {"interval_s": 5.0, "quorum": 2, "deadline_s": 10.0, "samples_min": 1},
                     "clusters": [

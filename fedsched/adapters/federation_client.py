@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from flwr.app import Message
 
+from fedsched import tracing
 from fedsched.adapters import flower, flower_client, rpc
 from fedsched.core.ids import stream
 from fedsched.federation.source import WIRE_VERSION, GradientSource, Hello, PolicyOffer
@@ -201,11 +202,14 @@ class FederationClient:
 
     def _consider(self, session: _Session, offered: pb.PolicyOffer) -> None:
         offer = PolicyOffer(offered.name, offered.version, offered.digest, offered.checkpoint, offered.traceparent)
-        try:
-            refused = self._on_policy(offer)
-        except Exception as problem:  # the agent's own code; the federation goes on without it
-            _log.exception("policy %s version %d could not be taken", offer.name, offer.version)
-            refused = f"the agent failed at it: {problem!r}"
+        attributes: dict[str, tracing.Value] = {"cluster": self._hello().cluster, "version": offer.version}
+        with tracing.span("policy.take", parent=offer.traceparent, attributes=attributes) as span:
+            try:
+                refused = self._on_policy(offer)
+            except Exception as problem:  # the agent's own code; the federation goes on without it
+                _log.exception("policy %s version %d could not be taken", offer.name, offer.version)
+                refused = f"the agent failed at it: {problem!r}"
+            span.set_attribute("refused", refused or "")
         answer = pb.PolicyAnswer(version=offer.version, refused=refused or "")
         session.send(pb.AgentMessage(policy_answer=answer))
 

@@ -182,11 +182,6 @@ def lost_reply(message: Message, why: str) -> Message:
     return Message(Error(ErrorCode.NODE_UNAVAILABLE, why), reply_to=message)
 
 
-def is_lost(message: Message) -> bool:
-    """Whether the answer was given on behalf of a node that is gone."""
-    return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
-
-
 def _read_reply(content: RecordDict) -> GradientReply:
     config = content.config_records["config"]
     declined = _text(config, "declined") if "declined" in config else ""

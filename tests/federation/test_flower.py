@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
@@ -118,19 +119,19 @@ def test_a_node_that_is_not_there_or_is_lost_answers_with_an_error_at_once() -> 
     replies = iter(loop.grid.send_and_receive(loop.ask(1, 2, 9), timeout=30))
     began_s = time.monotonic()
     first = {reply.metadata.src_node_id: reply for reply in (next(replies), next(replies))}
-    assert flower.is_lost(first[9])
-    assert not flower.is_lost(first[1])
+    assert first[9].error.code == ErrorCode.NODE_UNAVAILABLE
+    assert not first[1].has_error()
 
     loop.grid.lose(2, "the connection was lost")
 
     (last,) = replies
-    assert flower.is_lost(last)
+    assert last.error.code == ErrorCode.NODE_UNAVAILABLE
     assert last.error.reason == "the connection was lost"
     assert time.monotonic() - began_s < 10
 
 
 def test_the_wait_ends_at_its_time_or_when_the_grid_closes() -> None:
-    """Flower's own loop waits for ever when a node is missing; ours must not (lesson 74)."""
+    """Flower's own loop waits for ever when a node is missing; ours must not."""
     loop = Loop(mute=[2])
     replies = list(loop.grid.send_and_receive(loop.ask(1, 2), timeout=0.2))
     assert [reply.metadata.src_node_id for reply in replies] == [1]

@@ -23,6 +23,7 @@ from fedsched import tracing
 from fedsched.adapters import spans
 from fedsched.adapters.etcd import EtcdStore
 from fedsched.adapters.memory import MemoryStore
+from fedsched.addresses import free_address
 from fedsched.config import RoundConfig
 from fedsched.core.rounds import Absence, Outcome, RoundRecord
 from fedsched.errors import AddressInUse, CorruptCheckpoint, InvalidConfiguration, StoreUnavailable
@@ -35,7 +36,8 @@ from fedsched.policy import checkpoint
 from fedsched.policy.dl2 import initial
 from fedsched.runtime import keys
 from fedsched.runtime.ports import Committed, Delete, Guard, Write
-from tests.live.federation import SHAPE, Agent, Learner, Running, agents, aggregator, gradient_of, until
+from tests.live.federation import SHAPE, Agent, Learner, Running, agents, aggregator, gradient_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
 
@@ -59,7 +61,7 @@ def test_a_round_combines_both_gradients_exactly_and_both_agents_run_the_result(
         east, west = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
         with agents(east, west):
             record = running.round(1)
-            until(lambda: east.version == west.version == 2, "both agents run version 2")
+            eventually(lambda: east.version == west.version == 2, "both agents run version 2")
 
         asked = {str(agent.cluster): agent.learner.asked[0] for agent in (east, west)}
         given = {cluster: gradient_of(arrays, seed) for cluster, (arrays, _, seed) in asked.items()}
@@ -85,7 +87,7 @@ def test_a_round_combines_both_gradients_exactly_and_both_agents_run_the_result(
 
 
 def test_a_client_that_hangs_does_not_hold_up_the_round(store: MemoryStore, tmp_path: Path) -> None:
-    """One stuck cluster must not stop the learning of all others (lesson 74)."""
+    """One stuck cluster must not stop the learning of all others."""
     armed, release = threading.Event(), threading.Event()
 
     def hang(arrays: Arrays, seed: int) -> Arrays:
@@ -103,9 +105,9 @@ def test_a_client_that_hangs_does_not_hold_up_the_round(store: MemoryStore, tmp_
 
         trio = stuck, Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(100))
         with agents(*trio):
-            until(lambda: all(agent.client.connected for agent in trio), "all three take part")
+            eventually(lambda: all(agent.client.connected for agent in trio), "all three take part")
             armed.set()
-            until(lambda: bool(missed()), "a round missed the stuck agent")
+            eventually(lambda: bool(missed()), "a round missed the stuck agent")
             record = missed()[0]
             after = running.round(record.number + 1)
             release.set()
@@ -138,10 +140,10 @@ def test_a_broken_update_is_refused_and_the_rest_is_combined(
 
     with aggregator(store, tmp_path, rules) as running:
         faulty = Agent(running.address, "north", Learner(10**6, broken))
-        until(lambda: faulty.client.connected, "the faulty agent takes part")
+        eventually(lambda: faulty.client.connected, "the faulty agent takes part")
         sound = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
         with agents(faulty, *sound):
-            until(lambda: any(len(entry.asked) == 3 for entry in running.rounds()), "a round asked all three")
+            eventually(lambda: any(len(entry.asked) == 3 for entry in running.rounds()), "a round asked all three")
         record = next(entry for entry in running.rounds() if len(entry.asked) == 3)
         weights = checkpoint.load(running.file(record.version))
 
@@ -200,17 +202,17 @@ def test_a_restart_of_the_aggregator_changes_no_bit_of_what_is_learnt(tmp_path: 
         with aggregator(stores[0], tmp_path / "straight", OFTEN) as running:
             pair = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
             with agents(*pair):
-                until(lambda: running.active() >= 5, "version 5 is in force")
+                eventually(lambda: running.active() >= 5, "version 5 is in force")
             straight = digests(running, 5)
         with aggregator(stores[1], tmp_path / "restarted", OFTEN) as running:
             address = running.address
             pair = Agent(address, "east", Learner(100)), Agent(address, "west", Learner(300))
-            until(lambda: running.active() >= 3, "version 3 is in force")
+            eventually(lambda: running.active() >= 3, "version 3 is in force")
         with agents(*pair):
             before = running.active()
             with aggregator(stores[1], tmp_path / "restarted", OFTEN, listen=address) as running:
-                until(lambda: running.active() >= max(5, before + 2), "two more versions are in force")
-                until(lambda: all(agent.version > before for agent in pair), "the agents came back and run them")
+                eventually(lambda: running.active() >= max(5, before + 2), "two more versions are in force")
+                eventually(lambda: all(agent.version > before for agent in pair), "the agents came back and run them")
                 restarted = digests(running, 5)
                 numbers = [record.number for record in running.rounds()]
     finally:
@@ -227,12 +229,12 @@ def test_an_agent_that_joins_late_receives_the_version_in_force(store: MemorySto
         pair = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
         with agents(*pair):
             running.round(1)
-            until(lambda: running.active() == 2, "version 2 is in force")
+            eventually(lambda: running.active() == 2, "version 2 is in force")
             late = Agent(running.address, "north", Learner(0))
             current = Agent(running.address, "south", Learner(0), version=2)
             with agents(late, current):
-                until(lambda: late.version == 2, "the late agent runs version 2")
-                until(lambda: current.client.connected, "the other one takes part")
+                eventually(lambda: late.version == 2, "the late agent runs version 2")
+                eventually(lambda: current.client.connected, "the other one takes part")
                 assert [offer.version for offer in late.offers] == [2]
                 assert current.offers == [], "who runs it already is not sent it again"
 
@@ -243,7 +245,7 @@ def test_an_agent_may_refuse_a_version_and_stays(store: MemoryStore, tmp_path: P
         east, west = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
         west.refuse = "worse than the heuristic in shadow"
         with agents(east, west):
-            until(lambda: east.version >= 3, "two rounds are held")
+            eventually(lambda: east.version >= 3, "two rounds are held")
             assert west.version == 1
             assert west.client.connected
 
@@ -253,7 +255,7 @@ def test_a_corrupt_file_makes_the_aggregator_fall_back_and_say_so(store: MemoryS
     with aggregator(store, tmp_path, OFTEN) as running:
         pair = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
         with agents(*pair):
-            until(lambda: running.active() >= 3, "version 3 is in force")
+            eventually(lambda: running.active() >= 3, "version 3 is in force")
     newest, file = running.active(), running.file(running.active())
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -262,7 +264,7 @@ def test_a_corrupt_file_makes_the_aggregator_fall_back_and_say_so(store: MemoryS
     with aggregator(store, tmp_path, ONCE) as running:
         agent = Agent(running.address, "east", Learner(0), version=newest)
         with agents(agent):
-            until(lambda: agent.version == newest - 1, "the agent is back on the sound version")
+            eventually(lambda: agent.version == newest - 1, "the agent is back on the sound version")
         assert running.active() == newest - 1
         marked = running.policy(newest).message
         assert f"version {newest - 1} is in force instead" in marked
@@ -271,7 +273,7 @@ def test_a_corrupt_file_makes_the_aggregator_fall_back_and_say_so(store: MemoryS
     with aggregator(store, tmp_path, OFTEN) as running:
         pair = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
         with agents(*pair):
-            until(lambda: running.active() > newest, "the next version is made")
+            eventually(lambda: running.active() > newest, "the next version is made")
         made = running.policy(newest + 1)
         assert made.parent_version == newest - 1, "a number is not given twice"
 
@@ -284,7 +286,7 @@ def test_without_any_sound_version_the_aggregator_says_what_to_restore(store: Me
     file.unlink()
 
     with aggregator(store, tmp_path, ONCE) as running:
-        until(lambda: running.problem is not None, "the aggregator gives up")
+        eventually(lambda: running.problem is not None, "the aggregator gives up")
 
     assert isinstance(running.problem, CorruptCheckpoint)
     assert "none of the 1 versions of policy dl2" in running.problem.message
@@ -329,10 +331,10 @@ def test_a_round_waits_for_etcd_and_is_saved_once(tmp_path: Path, when: str) -> 
         with aggregator(store, tmp_path, ONCE) as running:
             east, west = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
             with agents(east, west):
-                until(lambda: store.failed >= 2, "saving was tried twice")
+                eventually(lambda: store.failed >= 2, "saving was tried twice")
                 assert east.offers == [], "what is not durable is not offered"
                 store.fail = ""
-                until(lambda: east.version == west.version == 2, "both agents run version 2")
+                eventually(lambda: east.version == west.version == 2, "both agents run version 2")
             assert running.round(1).outcome is Outcome.COMBINED
             assert running.active() == 2
     finally:
@@ -370,7 +372,7 @@ def test_an_aggregator_that_lost_the_lead_writes_nothing(store: MemoryStore, tmp
         east, west = Agent(address, "east", Learner(100, usurp)), Agent(address, "west", Learner(300))
         with agents(east, west):
             assert taken.wait(20)
-            until(lambda: running.service.address not in ("", address), "it leads again, on a new port")
+            eventually(lambda: running.service.address not in ("", address), "it leads again, on a new port")
         assert running.rounds() == []
         assert running.active() == 1
     assert running.problem is None
@@ -383,7 +385,7 @@ def test_a_port_in_use_is_one_clear_error(store: MemoryStore, tmp_path: Path) ->
         taken.listen()
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with aggregator(store, tmp_path, ONCE, listen=listen) as running:
-            until(lambda: running.problem is not None, "the aggregator gives up")
+            eventually(lambda: running.problem is not None, "the aggregator gives up")
     assert isinstance(running.problem, AddressInUse)
     assert listen in running.problem.message
 
@@ -420,7 +422,7 @@ def hello(**changes: Any) -> pb.AgentMessage:
 def test_an_agent_that_does_not_fit_is_told_why(
     store: MemoryStore, tmp_path: Path, changes: dict[str, Any], code: int, why: str, hint: str
 ) -> None:
-    """Versions are mixed during every upgrade; the message must say which side to upgrade (lesson 70)."""
+    """Versions are mixed during every upgrade; the message must say which side to upgrade."""
     with aggregator(store, tmp_path, ONCE) as running:
         (answer,) = say(running.address, hello(**changes))
 
@@ -434,7 +436,7 @@ def test_an_agent_of_an_older_term_is_refused_and_the_newer_one_stays(store: Mem
     with aggregator(store, tmp_path, ONCE) as running:
         holder = Agent(running.address, "east", Learner(0), term=5)
         with agents(holder):
-            until(lambda: holder.client.connected, "the holder takes part")
+            eventually(lambda: holder.client.connected, "the holder takes part")
 
             answers = say(running.address, hello(term=4))
 
@@ -478,7 +480,7 @@ def test_a_round_is_one_trace_through_aggregator_and_agents(store: MemoryStore, 
             pair = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
             with agents(*pair):
                 record = running.round(1)
-                until(lambda: all(agent.version == 2 for agent in pair), "both agents run version 2")
+                eventually(lambda: all(agent.version == 2 for agent in pair), "both agents run version 2")
     finally:
         tracing.shutdown()
     found = spans.trace_of(spans.read(file), record.traceparent.split("-")[1])
@@ -494,7 +496,9 @@ def test_a_round_is_one_trace_through_aggregator_and_agents(store: MemoryStore, 
         (span,) = [span for span in found if span.name == name]
         assert span.parent_id == root.span_id
     assert root.attributes["outcome"] == "combined"
-    assert pair[0].offers[0].traceparent == record.traceparent
+    taken = [span for span in found if span.name == "policy.take"]
+    assert sorted(span.attributes["cluster"] for span in taken) == ["east", "west"]
+    assert {span.parent_id for span in taken} == {root.span_id}
 
 
 def start_process(folder: Path, etcd: str, listen: str) -> subprocess.Popen[bytes]:
@@ -516,9 +520,7 @@ def start_process(folder: Path, etcd: str, listen: str) -> subprocess.Popen[byte
 
 def test_a_killed_aggregator_goes_on_where_it_was(etcd_address: str, tmp_path: Path) -> None:
     """kill -9 at any moment costs at most the round that was being held; agents come back by themselves."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    listen = free_address()
     checkpoint.Checkpoint(initial(SHAPE, 1), SHAPE, {"by": "test"}).save(tmp_path / "first.safetensors")
     store = EtcdStore(etcd_address)
     pair = Agent(listen, "east", Learner(100)), Agent(listen, "west", Learner(300))
@@ -530,13 +532,13 @@ def test_a_killed_aggregator_goes_on_where_it_was(etcd_address: str, tmp_path: P
     process = start_process(tmp_path, etcd_address, listen)
     try:
         with agents(*pair):
-            until(lambda: active() >= 3, "version 3 is in force", 60)
+            eventually(lambda: active() >= 3, "version 3 is in force", 60)
             process.kill()
             process.wait()
             reached = active()
             process = start_process(tmp_path, etcd_address, listen)
-            until(lambda: active() > reached, "the next version is in force", 60)
-            until(lambda: all(agent.version > reached for agent in pair), "both agents run it")
+            eventually(lambda: active() > reached, "the next version is in force", 60)
+            eventually(lambda: all(agent.version > reached for agent in pair), "both agents run it")
             numbers = [int(entry.key.removeprefix(keys.ROUNDS)) for entry in store.list(keys.ROUNDS).entries]
             assert numbers == list(range(1, len(numbers) + 1))
             process.send_signal(signal.SIGTERM)

@@ -33,6 +33,7 @@ from fedsched.runtime.ports import Put, RevisionIs, Store
 ATTEMPTS_MAX = 32
 """How often a write is tried again when others write the same keys."""
 SPEC_BYTES_MAX = 64 * 1024
+EPOCHS_MAX = 1e9
 CACHE_S = 5.0
 """Longest wait until the own write is seen in the cache."""
 
@@ -232,11 +233,11 @@ def check(spec: JobSpec) -> None:
         (bool(_NAME.fullmatch(spec.name)), f"name {spec.name!r} must be lower-case letters, digits and dashes"),
         (bool(spec.run.strip()), "run is empty; a command was expected"),
         (spec.workers.maximum >= 1, f"workers is {spec.workers}; at least 1 must be allowed"),
-        (spec.ps.maximum >= 1, f"ps is {spec.ps}; at least 1 must be allowed"),
+        (spec.ps.minimum >= 1, f"ps is {spec.ps}; a job trains with at least 1 parameter server"),
         (spec.worker_demand.cpu_milli > 0, "a worker must need some cpu"),
         (not spec.worker_demand.is_negative(), f"the resources of a worker are negative: {spec.worker_demand}"),
         (not spec.ps_demand.is_negative(), f"the resources of a parameter server are negative: {spec.ps_demand}"),
-        (spec.epochs > 0, f"epochs is {spec.epochs}; it must be above 0"),
+        (0 < spec.epochs < EPOCHS_MAX, f"epochs is {spec.epochs}; it must be above 0 and below {EPOCHS_MAX:g}"),
         (spec.max_attempts >= 1, f"max_attempts is {spec.max_attempts}; at least 1 is needed"),
         (0 <= spec.priority <= 100, f"priority is {spec.priority}; 0 to 100 was expected"),
         (len(codec.dumps(spec)) <= SPEC_BYTES_MAX, f"the job is larger than {SPEC_BYTES_MAX} bytes"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, JobStatus, Transition
 from fedsched.core.views import Job
+from fedsched.errors import StartFailed
 from fedsched.runtime import codec
 
 _SCHEMA = """
@@ -42,15 +43,25 @@ class History:
     """Every controller writes down each finished job that it sees; the leader then removes it from etcd.
 
     Safe from several threads. Writing a job again changes nothing that matters: a finished job never changes.
+
+    Raises:
+        StartFailed: the file is damaged, or no history.
     """
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(file, check_same_thread=False, timeout=10.0)
-        with self._lock, self._connection:
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.executescript(_SCHEMA)
+        try:
+            with self._lock, self._connection:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as problem:
+            self._connection.close()
+            raise StartFailed(
+                f"the history of finished jobs in {file} cannot be used: {problem}",
+                "restore it from a backup, or move it away to start with an empty one; running jobs are not in it",
+            ) from problem
 
     def add(self, past: Past) -> None:
         """Write a finished job down."""

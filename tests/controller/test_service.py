@@ -7,12 +7,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
 from fedsched.adapters.rpc import JobsClient, serve
+from fedsched.controller.admission import Admission
+from fedsched.controller.cache import Cache
+from fedsched.controller.dispatcher import Dispatcher
+from fedsched.controller.history import History
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, JobSpec, Range, Reason
 from fedsched.errors import (
@@ -22,14 +27,16 @@ from fedsched.errors import (
     ImpossibleJob,
     InvalidInput,
     NotFound,
+    StartFailed,
     TimedOut,
     Unreachable,
     VersionSkew,
 )
 from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import Delete, Put, RevisionIs
+from fedsched.runtime.ports import Guard, Put, RevisionIs
 from tests.controller.conftest import StartController
-from tests.controller.stand_in import StandInAgent, wait_until
+from tests.controller.stand_in import StandInAgent
+from tests.waiting import eventually
 
 EAST = ClusterName("east")
 
@@ -40,7 +47,7 @@ def submitted(client: JobsClient, spec: JobSpec) -> JobId:
 
 def dispatched(client: JobsClient, spec: JobSpec) -> JobId:
     job_id = submitted(client, spec)
-    wait_until(lambda: client.get(job_id).status.phase is JobPhase.DISPATCHED, f"job {job_id} is dispatched")
+    eventually(lambda: client.get(job_id).status.phase is JobPhase.DISPATCHED, f"job {job_id} is dispatched")
     return job_id
 
 
@@ -52,7 +59,7 @@ def test_a_submitted_job_is_given_to_one_cluster(store: MemoryStore, client: Job
     assert answer.created
     assert (answer.routing.choice, job_id) == ("east", "1")  # equally free: by name
 
-    wait_until(lambda: client.get(job_id).status.phase is JobPhase.DISPATCHED, "it is dispatched")
+    eventually(lambda: client.get(job_id).status.phase is JobPhase.DISPATCHED, "it is dispatched")
 
     assert list(east.assigned()) == [job_id]
     assert west.assigned() == {}
@@ -72,7 +79,7 @@ def test_a_burst_of_jobs_is_spread_before_any_of_them_has_started(
     agents = [StandInAgent(store, name) for name in ("east", "west")]
     for _ in range(4):
         submitted(client, spec)
-    wait_until(lambda: sum(len(agent.assigned()) for agent in agents) == 4, "all are dispatched")
+    eventually(lambda: sum(len(agent.assigned()) for agent in agents) == 4, "all are dispatched")
     assert [len(agent.assigned()) for agent in agents] == [2, 2]
 
 
@@ -135,10 +142,10 @@ def test_without_any_cluster_a_job_waits_with_its_reason_and_goes_when_one_joins
 ) -> None:
     """Users may be there before the platform team; they must see what they wait for."""
     job_id = submitted(client, spec)
-    wait_until(lambda: client.get(job_id).status.reason is Reason.NO_MATCHING_CLUSTER, "the reason is shown")
+    eventually(lambda: client.get(job_id).status.reason is Reason.NO_MATCHING_CLUSTER, "the reason is shown")
     assert client.explain(job_id).message == "no cluster has joined the federation yet"
     east = StandInAgent(store, "east")
-    wait_until(lambda: job_id in east.assigned(), "it is dispatched")
+    eventually(lambda: job_id in east.assigned(), "it is dispatched")
 
 
 def test_a_dry_run_says_where_and_writes_nothing(store: MemoryStore, client: JobsClient, spec: JobSpec) -> None:
@@ -156,8 +163,8 @@ def test_a_dry_run_says_where_and_writes_nothing(store: MemoryStore, client: Job
 def test_what_no_client_should_send_is_refused_with_every_problem(client: JobsClient, spec: JobSpec) -> None:
     """Other clients than ours exist; one round trip per mistake wastes their users' time."""
     with pytest.raises(InvalidInput) as refused:
-        client.submit(replace(spec, name="A b", run=" ", epochs=0.0))
-    assert "3 problem(s)" in refused.value.message
+        client.submit(replace(spec, name="A b", run=" ", epochs=float("inf"), ps=Range(0, 2)))
+    assert "4 problem(s)" in refused.value.message
 
 
 def test_a_waiting_job_is_cancelled_at_once(client: JobsClient, spec: JobSpec) -> None:
@@ -176,7 +183,7 @@ def test_a_dispatched_job_is_cancelled_by_its_agent(store: MemoryStore, client: 
     assert client.cancel(job_id).status.phase is JobPhase.DISPATCHED
     assert east.assigned()[job_id].cancel
     east.end(job_id, JobPhase.CANCELLED, Reason.CANCELLED_BY_USER)
-    wait_until(lambda: client.get(job_id).status.phase is JobPhase.CANCELLED, "the agent's word is shown")
+    eventually(lambda: client.get(job_id).status.phase is JobPhase.CANCELLED, "the agent's word is shown")
     assert client.cancel(job_id).status.phase is JobPhase.CANCELLED
     assert east.assigned() == {}
 
@@ -191,14 +198,14 @@ def test_a_job_is_unreachable_while_its_cluster_is_and_what_it_was_after(
     seen: list[JobPhase] = []
     watching = threading.Thread(target=lambda: seen.extend(job.status.phase for job in client.watch(job_id)))
     watching.start()
-    wait_until(lambda: JobPhase.RUNNING in seen, "the watch shows it running")
+    eventually(lambda: JobPhase.RUNNING in seen, "the watch shows it running")
     east.vanish()
-    wait_until(lambda: JobPhase.UNREACHABLE in seen, "the watch shows it unreachable")
+    eventually(lambda: JobPhase.UNREACHABLE in seen, "the watch shows it unreachable")
     assert client.explain(job_id).reason is Reason.CLUSTER_UNREACHABLE
     assert [view.reachable for view in client.clusters()] == [False]
     assert client.clusters()[0].record is not None
     back = StandInAgent(store, "east")
-    wait_until(lambda: seen[-1] is JobPhase.RUNNING, "the watch shows it running again")
+    eventually(lambda: seen[-1] is JobPhase.RUNNING, "the watch shows it running again")
     back.end(job_id)
     watching.join(20)
     assert not watching.is_alive()
@@ -206,13 +213,13 @@ def test_a_job_is_unreachable_while_its_cluster_is_and_what_it_was_after(
 
 
 def test_explain_names_who_is_ahead_and_what_to_do(store: MemoryStore, client: JobsClient, spec: JobSpec) -> None:
-    """Lessons 51 to 55: "Pending" is not an answer."""
+    """ "Pending" is not an answer."""
     east = StandInAgent(store, "east")
     first = dispatched(client, replace(spec, name="first", user="li"))
     second = dispatched(client, replace(spec, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01"))
     for job_id in (first, second):
         east.move(job_id, JobPhase.DISPATCHED, Reason.WAITING_FOR_CAPACITY)
-    wait_until(lambda: client.explain(second).reason is Reason.WAITING_FOR_CAPACITY, "the agent's reason is shown")
+    eventually(lambda: client.explain(second).reason is Reason.WAITING_FOR_CAPACITY, "the agent's reason is shown")
     found = client.explain(second)
     assert [(job.job_id, job.name, job.user) for job in found.ahead] == [(first, "first", "li")]
     assert found.ahead_count == 1
@@ -229,9 +236,9 @@ def test_events_can_be_followed_to_the_end_of_a_job(store: MemoryStore, client: 
     found: list[JobPhase] = []
     reading = threading.Thread(target=lambda: found.extend(step.target for step in client.events(job_id, follow=True)))
     reading.start()
-    wait_until(lambda: len(found) == 2, "what was is shown")
+    eventually(lambda: len(found) == 2, "what was is shown")
     east.run(job_id)
-    wait_until(lambda: len(found) == 3, "what comes is shown")
+    eventually(lambda: len(found) == 3, "what comes is shown")
     east.end(job_id)
     reading.join(20)
     assert found == [JobPhase.QUEUED, JobPhase.DISPATCHED, JobPhase.RUNNING, JobPhase.SUCCEEDED]
@@ -240,14 +247,14 @@ def test_events_can_be_followed_to_the_end_of_a_job(store: MemoryStore, client: 
 def test_finished_jobs_leave_the_store_and_are_still_shown(
     store: MemoryStore, start_controller: StartController, spec: JobSpec
 ) -> None:
-    """etcd must stay small (lesson 71), and nobody may lose the record of what ran."""
+    """etcd must stay small, and nobody may lose the record of what ran."""
     _, client = start_controller(store, history_after_s=0.0)
     east = StandInAgent(store, "east")
     job_id = client.submit(spec, "run-1").job.spec.job_id
-    wait_until(lambda: job_id in east.assigned(), "it is dispatched")
+    eventually(lambda: job_id in east.assigned(), "it is dispatched")
     east.run(job_id)
     east.end(job_id)
-    wait_until(lambda: not store.list(keys.JOBS).entries, "it leaves the store")
+    eventually(lambda: not store.list(keys.JOBS).entries, "it leaves the store")
 
     assert client.get(job_id).status.phase is JobPhase.SUCCEEDED
     assert [job.spec.job_id for job in client.list()] == [job_id]
@@ -260,6 +267,15 @@ def test_finished_jobs_leave_the_store_and_are_still_shown(
     assert (again.created, again.job.spec.job_id) == (False, job_id)
     assert not store.list(keys.IDEMPOTENCY).entries
     assert submitted(client, spec) == "2"
+
+
+def test_a_damaged_history_is_one_clear_error(tmp_path: Path) -> None:
+    """A controller that starts with a stack trace helps nobody; one that starts without its history loses it."""
+    file = tmp_path / "history.sqlite"
+    file.write_bytes(b"no database " * 1000)
+    with pytest.raises(StartFailed, match="history of finished jobs") as damaged:
+        History(file)
+    assert "backup" in damaged.value.hint
 
 
 def test_unknown_jobs_are_not_found_by_any_call(client: JobsClient) -> None:
@@ -282,7 +298,7 @@ def test_broken_values_in_the_store_disturb_nobody_else(store: MemoryStore, clie
     store.commit((), (Put(keys.job_status(JobId("9")), b"{"), Put(keys.cluster(ClusterName("odd")), b"[]")))
     east = StandInAgent(store, "east")
     job_id = submitted(client, spec)
-    wait_until(lambda: job_id in east.assigned(), "a good job is dispatched")
+    eventually(lambda: job_id in east.assigned(), "a good job is dispatched")
     assert [job.spec.job_id for job in client.list()] == [job_id]
 
 
@@ -297,7 +313,7 @@ def test_policies_and_rounds_are_shown_as_the_aggregator_wrote_them(store: Memor
             Put(keys.round_record(1), b'{"number": 1, "outcome": "combined", "started_s": 1.5}'),
         ),
     )
-    wait_until(lambda: bool(client.rounds()), "the round is shown")
+    eventually(lambda: bool(client.rounds()), "the round is shown")
     assert [(item.name, item.version, item.active) for item in client.policies()] == [
         ("dl2", 1, False),
         ("dl2", 2, True),
@@ -314,24 +330,43 @@ def test_only_one_controller_leads_and_the_others_serve(
     (_, one), (_, two) = start_controller(store), start_controller(store)
     east = StandInAgent(store, "east")
     ids = [submitted(client, spec) for client in (one, two, one, two)]
-    wait_until(lambda: sorted(east.assigned()) == sorted(ids), "all are dispatched")
+    eventually(lambda: sorted(east.assigned()) == sorted(ids), "all are dispatched")
     for client in (one, two):
-        wait_until(lambda client=client: len(client.list()) == 4, "both show all")  # type: ignore[misc]
+        eventually(lambda client=client: len(client.list()) == 4, "both show all")  # type: ignore[misc]
         for job_id in ids:
             steps = [step.target for step in client.events(job_id)]
             assert steps == [JobPhase.QUEUED, JobPhase.DISPATCHED], "nothing is dispatched twice"
 
 
-def test_a_leader_that_was_replaced_cannot_dispatch(store: MemoryStore, client: JobsClient, spec: JobSpec) -> None:
+class Believer:
+    """A controller that thinks it leads, since the revision at which it won."""
+
+    leading = True
+
+    def __init__(self, revision: int) -> None:
+        self._revision = revision
+
+    def guard(self) -> Guard:
+        return RevisionIs(keys.leader("controller"), self._revision)
+
+
+def test_a_leader_that_was_replaced_cannot_dispatch(store: MemoryStore, spec: JobSpec, tmp_path: Path) -> None:
     """A paused leader that wakes up still believes that it leads; its write must fail, not be late."""
-    leader = store.get(keys.leader("controller"))
-    if leader is None:
-        wait_until(lambda: store.get(keys.leader("controller")) is not None, "a leader is elected")
-        leader = store.get(keys.leader("controller"))
-    assert leader is not None
-    guard = RevisionIs(leader.key, leader.mod_revision)
-    store.commit((), (Delete(leader.key),))
-    assert not store.commit((guard,), (Put(keys.job_status(JobId("1")), b"x"),)).ok
+    old = store.commit((), (Put(keys.leader("controller"), b"old"),)).revision
+    new = store.commit((), (Put(keys.leader("controller"), b"new"),)).revision
+    east = StandInAgent(store, "east")
+    history, cache = History(tmp_path / "history.sqlite"), Cache()
+    watch = cache.follow(store)
+    job_id = Admission(store, cache, history, "test").submit(spec, "", dry_run=False).job.spec.job_id
+    eventually(lambda: cache.clusters(), "the cluster is known")
+
+    Dispatcher(store, cache, history, Believer(old), "old", 60.0).work()
+    assert east.assigned() == {}
+    Dispatcher(store, cache, history, Believer(new), "new", 60.0).work()
+    assert list(east.assigned()) == [job_id]
+
+    watch.close()
+    history.close()
 
 
 def test_an_address_that_is_taken_is_one_clear_error(client: JobsClient, start_controller: StartController) -> None:
@@ -388,7 +423,7 @@ def running(store: MemoryStore, client: JobsClient, spec: JobSpec) -> JobId:
     east = StandInAgent(store, "east")
     job_id = dispatched(client, spec)
     east.run(job_id)
-    wait_until(lambda: client.get(job_id).status.attempt == 1, "it runs")
+    eventually(lambda: client.get(job_id).status.attempt == 1, "it runs")
     return job_id
 
 
@@ -397,7 +432,7 @@ def test_logs_come_over_the_line_that_the_agent_opened(store: MemoryStore, clien
     logs = Logs()
     line = AttachClient(store, EAST, "east/1/1", logs.read)
     try:
-        wait_until(lambda: _attached(client, running), "the agent is attached")
+        eventually(lambda: _attached(client, running), "the agent is attached")
         assert b"".join(client.logs(running)) == b"one\ntwo\n"
         follow = client.logs(running, follow=True)
         assert next(follow) + next(follow) == b"one\ntwo\n"
@@ -412,7 +447,7 @@ def test_logs_come_over_the_line_that_the_agent_opened(store: MemoryStore, clien
         assert logs.left.wait(10), "the agent stops reading for a reader who has gone"
     finally:
         line.close()
-    wait_until(lambda: not _attached(client, running), "the agent is detached")
+    eventually(lambda: not _attached(client, running), "the agent is detached")
 
 
 def _attached(client: JobsClient, job_id: JobId) -> bool:
@@ -434,7 +469,7 @@ def test_a_log_that_cannot_be_read_says_why(store: MemoryStore, client: JobsClie
         list(client.logs(running))
     line = AttachClient(store, EAST, "east/1/1", read)
     try:
-        wait_until(lambda: _attached_or_failing(client, running), "the agent is attached")
+        eventually(lambda: _attached_or_failing(client, running), "the agent is attached")
         with pytest.raises(Failed, match="the disk is gone"):
             list(client.logs(running))
     finally:
@@ -456,7 +491,7 @@ def test_an_agent_finds_every_controller_and_one_that_comes_later(
     try:
         _, second = start_controller(store)
         for one in (client, second):
-            wait_until(lambda one=one: _attached(one, running), "the agent is attached")  # type: ignore[misc]
+            eventually(lambda one=one: _attached(one, running), "the agent is attached")  # type: ignore[misc]
     finally:
         line.close()
 

@@ -52,12 +52,13 @@ class Summary:
         """What did not happen as promised; empty when all did."""
         ended = [f"job {job.spec.job_id} {job.status.phase.value}: {job.status.message}" for job in self.jobs
                  if job.status.phase is not JobPhase.SUCCEEDED]  # fmt: skip
-        before = dict(self.versions_before)
+        before, after = dict(self.versions_before), dict(self.versions_after)
         rules = (
+            (len(self.jobs) == len(JOBS), f"only {len(self.jobs)} of {len(JOBS)} jobs were submitted in time"),
             (self.resizes > 0, "no job was resized while it ran"),
             (bool(self.rounds), "no round combined gradients of both clusters"),
             (
-                all(version > before.get(cluster, 0) for cluster, version in self.versions_after),
+                all(after.get(cluster, 0) > before.get(cluster, 0) for cluster in CLUSTERS),
                 "not every agent loaded a new policy version",
             ),
             (not self.lost, f"{self.lost} job(s) lost"),

@@ -1,6 +1,6 @@
 """All that a cluster's scheduler can order, in the imperative.
 
-`Save` is carried out first; the others go out only after it is confirmed (persist, then act). Orders to the executor
+`SaveJob` is carried out first; the others go out only after it is confirmed (persist, then act). Orders to the executor
 carry `(term, seq)`: it refuses an older term and ignores a repeated seq.
 """
 

@@ -18,6 +18,8 @@ from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import MembershipStub
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    # A job's tasks run side by side; a proxy in the environment is for the user's script, not for them.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # A host that dies without a word is noticed within a minute.

@@ -42,9 +42,9 @@ class Journal:
             self._file.write(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n")
             self._file.flush()
             if self._file.tell() > self._size_max_bytes:
-                self._file.close()
                 self._path.replace(self._path.with_name(self._path.name + ".old"))
-                self._file = self._open()
+                full, self._file = self._file, self._open()
+                full.close()
         except OSError as problem:
             if not self._failed:
                 _log.error("the journal %s cannot be written any more: %s", self._path, problem.strerror)

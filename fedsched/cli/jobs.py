@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedsched.core.ids import JobId
     from fedsched.core.job import JobSpec, JobStatus, Transition
     from fedsched.core.routing import Routing
-    from fedsched.core.views import ClusterView, Explanation, Job
+    from fedsched.core.views import ClusterView, Explanation, Job, Submission
 
 LETTERS = {
     "Queued": "PD",
@@ -75,11 +75,9 @@ def submit(
     output: Output = Format.TABLE,
 ) -> int:
     """Submit a job."""
-    import getpass
-
     from fedsched import jobfile
 
-    spec = jobfile.load(file, name=name, command=command or (), user=_user(getpass))
+    spec = jobfile.load(file, name=name, command=command or (), user=_user())
     with connect(server) as client:
         submission = _submit_traced(client, spec, idempotency_key, dry_run)
         job = submission.job
@@ -248,7 +246,9 @@ def _cluster_row(view: ClusterView) -> tuple[object, ...]:
     )
 
 
-def _user(getpass: Any) -> str:
+def _user() -> str:
+    import getpass
+
     try:
         return str(getpass.getuser())
     except (KeyError, OSError):
@@ -256,7 +256,7 @@ def _user(getpass: Any) -> str:
         return ""
 
 
-def _submit_traced(client: JobsClient, spec: JobSpec, key: str, dry_run: bool) -> Any:
+def _submit_traced(client: JobsClient, spec: JobSpec, key: str, dry_run: bool) -> Submission:
     """Submit under a span that becomes the root of the job's trace."""
     from dataclasses import replace
 

@@ -316,7 +316,7 @@ class AttemptDriver:
             members=tuple(placed.task for placed in self._placement),
         )
         attributes: dict[str, tracing.Value] = {
-            "job_id": self._spec.job_id,
+            "job": self._spec.job_id,
             "attempt": self._files.number,
             "task": order.task,
             "node": order.node,

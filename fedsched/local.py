@@ -125,7 +125,7 @@ def runs(state_dir: Path) -> bool:
     return state is not None and bool(state.running())
 
 
-def named(name: str, purge: bool) -> Path:
+def named(name: str) -> Path:
     """State directory of the federation that `down` means.
 
     Raises:
@@ -146,7 +146,7 @@ def named(name: str, purge: bool) -> Path:
     return home() / found[0].name
 
 
-def up(config: FederationConfig, state_dir: Path, say: Say) -> None:
+def up(config: FederationConfig, state_dir: Path, say: Say) -> Federation:
     """Start what does not run yet and wait until everything is ready; on failure stop what was started here.
 
     Raises:
@@ -164,11 +164,13 @@ def up(config: FederationConfig, state_dir: Path, say: Say) -> None:
             raise Conflict(
                 f"federation {config.name} runs with another configuration", "stop it first with `fedsched down`"
             )
-        _Start(config, state_dir, before, running, say).run()
+        return _Start(config, state_dir, before, running, say).run()
 
 
-def down(state_dir: Path, purge: bool, say: Say) -> None:
-    """Stop every process and every task; what they stored stays for the next `up` unless `purge`.
+def down(state_dir: Path, purge: bool, say: Say) -> tuple[Started, ...]:
+    """Stop every process and every task, and return the processes that ran.
+
+    What they stored stays for the next `up` unless `purge`.
 
     Raises:
         Conflict: another `up` or `down` is at work.
@@ -176,6 +178,7 @@ def down(state_dir: Path, purge: bool, say: Say) -> None:
     from fedsched.executor.local import shut_down
 
     state = _read(state_dir)
+    running: tuple[Started, ...] = ()
     if state is not None:
         with _locked(state_dir):
             running = state.running()
@@ -191,6 +194,7 @@ def down(state_dir: Path, purge: bool, say: Say) -> None:
     if purge:
         shutil.rmtree(state_dir, ignore_errors=True)
         say(f"deleted {state_dir}")
+    return running
 
 
 class _Start:
@@ -225,8 +229,8 @@ class _Start:
             processes=running,
         )
 
-    def run(self) -> None:
-        """Start, wait, and undo it all if that fails."""
+    def run(self) -> Federation:
+        """Start, wait, and undo it all if that fails; what runs then."""
         begun_s = time.monotonic()
         try:
             self._check_addresses()
@@ -236,7 +240,7 @@ class _Start:
                     self._spawn(name, module, body)
             if not self._new:
                 self._say(f"federation {self._state.name} runs already; controller at {self._state.controller}")
-                return
+                return self._state
             self._wait(begun_s)
         except BaseException:
             self._undo()
@@ -245,6 +249,7 @@ class _Start:
             f"federation {self._state.name} is up after {time.monotonic() - begun_s:.1f} s; "
             f"controller at {self._state.controller}, state in {self._dir}"
         )
+        return self._state
 
     def _check_addresses(self) -> None:
         for name, address in (("controller", self._config.controller), ("aggregator", self._config.aggregator)):

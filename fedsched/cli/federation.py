@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,24 +34,45 @@ def up(
             metavar="[FILE]", help="Federation file (YAML); without one, two small clusters.", show_default=False
         ),
     ] = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Start a whole federation on this machine: etcd, controller, aggregator and one agent per cluster."""
     from fedsched import local
     from fedsched.config import FederationConfig, load
 
     config = load(FederationConfig, file) if file is not None else local.small()
-    local.up(config, local.home() / config.name, say=print)
-    print("submit a job with `fedsched submit FILE`; end everything with `fedsched down`")
+    found = local.up(config, local.home() / config.name, say=_say(output))
+    result = {
+        "name": found.name,
+        "controller": found.controller,
+        "aggregator": found.aggregator,
+        "etcd": found.etcd,
+        "clusters": found.clusters,
+        "trace_endpoint": found.trace_endpoint,
+        "trace_file": found.trace_file,
+        "processes": found.processes,
+    }
+    if not emit(result, output, [f"federation/{found.name}"]):
+        print("submit a job with `fedsched submit FILE`; end everything with `fedsched down`")
 
 
 def down(
     name: Name = "",
     purge: Annotated[bool, typer.Option("--purge", help="Also delete its data: jobs, policies, logs.")] = False,
+    output: Output = Format.TABLE,
 ) -> None:
     """Stop what `up` started; running jobs go on from their checkpoints after the next `up`."""
     from fedsched import local
 
-    local.down(local.named(name, purge), purge=purge, say=print)
+    state_dir = local.named(name)
+    stopped = local.down(state_dir, purge=purge, say=_say(output))
+    result = {"name": state_dir.name, "stopped": [process.name for process in stopped], "purged": purge}
+    emit(result, output, [f"federation/{state_dir.name}"])
+
+
+def _say(output: Format) -> Callable[[str], None]:
+    """Progress is for people: beside a result for programs it goes to stderr."""
+    return print if output is Format.TABLE else lambda line: print(line, file=sys.stderr)
 
 
 def status(server: Server = "", output: Output = Format.TABLE) -> None:

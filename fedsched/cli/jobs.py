@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,14 +142,30 @@ def logs(
     job_id: Id,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job is over.")] = False,
     server: Server = "",
+    output: Output = Format.TABLE,
 ) -> None:
     """Show what a job's tasks print."""
     from fedsched.core.ids import JobId
 
     with connect(server) as client:
-        for piece in client.logs(JobId(job_id), follow):
+        pieces = client.logs(JobId(job_id), follow)
+        if output in (Format.JSON, Format.YAML):
+            for task, text in _log_lines(pieces):
+                emit_line({"task": task, "text": text}, output)
+            return
+        for piece in pieces:
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
+
+
+def _log_lines(pieces: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """Task and text of each line; a piece may end within one."""
+    begun = b""
+    for piece in pieces:
+        *lines, begun = (begun + piece).split(b"\n")
+        for line in lines:
+            task, _, text = line.decode(errors="replace").partition(" | ")
+            yield task, text
 
 
 def cancel(job_id: Id, server: Server = "", output: Output = Format.TABLE) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
-from fedsched.core.ids import JobId
+from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, Progress, Reason
 from fedsched.errors import FedschedError
 from tests.cli.conftest import Result, Run
@@ -66,6 +67,22 @@ def test_every_list_is_available_to_programs(store: MemoryStore, server: str, ru
     assert json.loads(run("explain", "1", "-o", "json").out)["routing"]["choice"] == "east"
     assert run("queue", "-o", "name").out == "job/1\n"
     assert run("info", "-o", "name").out == "cluster/east\n"
+
+
+def test_logs_are_lines_for_people_and_records_for_programs(
+    store: MemoryStore, server: str, run: Run, file: str
+) -> None:
+    """Whoever searches the logs of many tasks needs to know whose line it is, whatever the line holds."""
+    started(store, run, file)
+    pieces = [b"worker-0 | loss | 0.5\nps-", b"0 | ready\n"]
+    line = AttachClient(store, ClusterName("east"), "east/1/1", lambda job_id, follow: iter(pieces))
+    try:
+        eventually(lambda: run("logs", "1").code == 0, "the agent is attached")
+        assert run("logs", "1").out == "worker-0 | loss | 0.5\nps-0 | ready\n"
+        found = [json.loads(record) for record in run("logs", "1", "-o", "json").out.splitlines()]
+        assert found == [{"task": "worker-0", "text": "loss | 0.5"}, {"task": "ps-0", "text": "ready"}]
+    finally:
+        line.close()
 
 
 def test_explain_prints_reason_evidence_verdicts_and_one_next_step(

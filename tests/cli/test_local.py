@@ -85,9 +85,12 @@ def test_a_federation_comes_up_is_found_is_mended_and_goes_down_without_a_trace(
     assert set(before) == names
     assert "Ready" in federation.run("info").stdout
 
-    again = federation.run("up", str(federation.file))
+    again = federation.run("up", str(federation.file), "-o", "json")
     assert (again.returncode, federation.processes()) == (0, before)
-    assert "runs already" in again.stdout
+    assert "runs already" in again.stderr
+    told = json.loads(again.stdout)
+    assert {process["name"]: process["pid"] for process in told["processes"]} == before
+    assert told["controller"] == federation.plain["controller"]
 
     os.kill(before["agent east"], signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(before["agent east"]), "the agent is dead")
@@ -104,8 +107,9 @@ def test_a_federation_comes_up_is_found_is_mended_and_goes_down_without_a_trace(
     other = federation.run("up", str(federation.file))
     assert (other.returncode, other.stderr.split()[0]) == (5, "[FS201]")
 
-    down = federation.run("down")
+    down = federation.run("down", "-o", "json")
     assert down.returncode == 0, down.stderr
+    assert json.loads(down.stdout) == {"name": "tiny", "stopped": [*after], "purged": False}
     assert federation.left() == []
     assert (federation.home / "tiny" / "etcd" / "data").is_dir(), "the data stays"
     assert federation.run("down").returncode == 0, "nothing to do is fine"

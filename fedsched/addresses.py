@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import socket
 
+LOOPBACK = ("127.", "localhost:", "[::1]:")
+
+
+def channel_options(address: str) -> tuple[tuple[str, int], ...]:
+    """Options of a gRPC channel to host:port: to this machine never through a proxy, whatever the environment says."""
+    return (("grpc.enable_http_proxy", 0),) if address.startswith(LOOPBACK) else ()
+
 
 def is_free(address: str) -> bool:
     """Whether nobody listens on host:port."""

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from fedsched import tracing
 from fedsched.config import AgentConfig, AggregatorConfig, ControllerConfig, load
-from fedsched.errors import FedschedError
+from fedsched.errors import FedschedError, StartFailed
 
 _BLOCK_LEFT = b"\0"
 """Written to the signals' pipe at the end; no signal has this number."""
@@ -46,6 +46,11 @@ def run_from(path: Path, name: str, kind: type[C], main: Callable[[C], int]) -> 
     except FedschedError as problem:
         sys.stderr.write(f"{problem}\n")
         return problem.exit_code
+    except OSError as problem:
+        where = problem.filename or "the operating system"
+        error = StartFailed(f"{where}: {problem.strerror}", "check state_dir in the configuration and its permissions")
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
     finally:
         tracing.shutdown()
 

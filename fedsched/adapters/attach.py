@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from fedsched.adapters.rpc import CHANNEL_OPTIONS
+from fedsched.adapters.rpc import channel_options
 from fedsched.core.cluster import ControllerRecord
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.errors import FedschedError
@@ -127,7 +127,7 @@ class _Line:
         outgoing: queue.SimpleQueue[pb.FromAgent | None] = queue.SimpleQueue()
         outgoing.put(pb.FromAgent(hello=self._hello))
         requests: dict[int, _LogRequest] = {}
-        with grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(self.address, options=channel_options(self.address)) as channel:
             call: Any = pb_grpc.AgentsStub(channel).Attach(iter(outgoing.get, None))
             self._call = call
             answered = False

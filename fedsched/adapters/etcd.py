@@ -12,6 +12,7 @@ import grpc
 
 from fedsched.adapters.etcd_shim import etcdrpc
 from fedsched.adapters.memory import check_transaction
+from fedsched.addresses import channel_options
 from fedsched.errors import NotFound, StoreUnavailable
 from fedsched.runtime.ports import (
     Committed,
@@ -59,7 +60,7 @@ class EtcdStore:
     def __init__(self, address: str, *, timeout_s: float = 5.0) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL)
+        self._channel = grpc.insecure_channel(address, options=(*_CHANNEL, *channel_options(address)))
         self._kv = etcdrpc.KVStub(self._channel)
         self._leases = etcdrpc.LeaseStub(self._channel)
         self._watches = etcdrpc.WatchStub(self._channel)

@@ -131,7 +131,7 @@ class FederationClient:
     def _hold_stream(self) -> pb.Refusal | None:
         """Connect and serve the stream until it ends; returns the refusal if it ended by one."""
         session = _Session()
-        with grpc.insecure_channel(self._address, options=rpc.CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(self._address, options=rpc.channel_options(self._address)) as channel:
             try:
                 with self._lock:
                     if self._closing.is_set():

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
-from fedsched import __version__, errors, tracing
+from fedsched import __version__, addresses, errors, tracing
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, Transition
 from fedsched.core.views import ClusterView, Explanation, Job, Submission
@@ -38,7 +38,7 @@ ERROR_CHARS_MAX = 4000
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 KEEPALIVE_MS = 20_000
 
-CHANNEL_OPTIONS = (
+_CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 2),
     ("grpc.http2.max_pings_without_data", 0),
@@ -54,6 +54,11 @@ _SERVER_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 )
+
+
+def channel_options(address: str) -> tuple[tuple[str, int], ...]:
+    """Options of a channel to a controller or aggregator at host:port."""
+    return (*_CHANNEL_OPTIONS, *addresses.channel_options(address))
 
 
 def to_message(value: object, kind: type[M]) -> M:
@@ -231,7 +236,7 @@ class JobsClient:
     def __init__(self, address: str, timeout_s: float = 15.0) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=channel_options(address))
         self._stub = pb_grpc.JobsStub(self._channel)
 
     def submit(self, spec: JobSpec, idempotency_key: str = "", dry_run: bool = False) -> Submission:

@@ -25,7 +25,7 @@ from fedsched.config import AgentConfig
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.commands import Command, SaveJob
 from fedsched.core.decision import Policy
-from fedsched.core.events import Event, JobAssigned, LeaseLost, LeaseRegained, SlotStarted, TermTaken
+from fedsched.core.events import Event, JobAdopted, JobAssigned, LeaseLost, LeaseRegained, SlotStarted, TermTaken
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import ACTIVE
 from fedsched.core.scheduler import Scheduler
@@ -164,14 +164,14 @@ class Agent:
         A controller that places by an old record sends two jobs to the place of one.
         """
         moved = any(isinstance(command, SaveJob) and command.transition for command in commands)
-        if moved or isinstance(event, SlotStarted | JobAssigned):
+        if moved or isinstance(event, SlotStarted | JobAssigned | TermTaken | JobAdopted):
             self._keeper.update(keys.cluster(self._cluster), codec.dumps(self._record()))
 
     def _record(self) -> ClusterRecord:
         state = self.scheduler.state
         jobs = list(state.jobs.values())
         running = sum(1 for job in jobs if job.status.phase in ACTIVE)
-        host, pid, _ = self._agent_id.rsplit("/", 2)
+        host, pid, _ = self._agent_id.split("/", 2)
         return ClusterRecord(
             name=self._cluster,
             term=self._term,

@@ -21,6 +21,8 @@ BACKOFF_MAX_S = 2.0
 _log = logging.getLogger(__name__)
 
 
+PENDING_STEPS_MAX = 100
+"""Steps that may wait before those that only tell progress are left out."""
 JOBS_PER_TRANSACTION = 30
 """Jobs whose records go into one transaction; etcd takes 128 writes, and a job needs two or three."""
 
@@ -45,7 +47,13 @@ class StoreLedger:
         self._thread.start()
 
     def save(self, ticket: int, records: Sequence[SaveJob]) -> None:
-        """Write the step's records soon; `Written` follows."""
+        """Write the step's records soon; `Written` follows.
+
+        While the store is away for long, progress alone is not kept: what is newer follows when it is back.
+        """
+        if self._queue.qsize() > PENDING_STEPS_MAX and all(record.transition is None for record in records):
+            self._inbox.post(Written(ticket))
+            return
         self._queue.put((ticket, tuple(records)))
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -7,11 +7,10 @@ import os
 import socket
 import threading
 
-import psutil
-
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
 from fedsched.errors import Conflict
+from fedsched.executor.processes import Identity, identify, is_alive
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Put, RevisionIs, Store
 
@@ -19,9 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 def agent_id() -> str:
-    """`host/pid/start time` of this process: unlike a pid alone, never used twice."""
-    process = psutil.Process()
-    return f"{socket.gethostname()}/{process.pid}/{process.create_time():.2f}"
+    """`host/pid/start` of this process: unlike a pid alone, never used twice."""
+    own = identify(os.getpid())
+    assert own is not None, "this process is alive"
+    return f"{socket.gethostname()}/{own.pid}/{own.started}"
 
 
 def take_term(store: Store, cluster: ClusterName, *, lease_ttl_s: int) -> int:
@@ -67,10 +67,5 @@ def _wait_for_twin(store: Store, cluster: ClusterName, lease_ttl_s: int) -> None
 
 def _is_gone(record: ClusterRecord) -> bool:
     """Whether the agent ran on this machine and its process has ended; unknown counts as alive."""
-    host, pid, started = record.agent_id.rsplit("/", 2)
-    if host != socket.gethostname() or int(pid) == os.getpid():
-        return False
-    try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" != started
-    except psutil.NoSuchProcess:
-        return True
+    host, pid, started = record.agent_id.split("/", 2)
+    return host == socket.gethostname() and not is_alive(Identity(int(pid), started))

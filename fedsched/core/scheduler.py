@@ -48,8 +48,8 @@ from fedsched.core.placement import place
 from fedsched.core.resources import Resources
 from fedsched.core.state import ClusterState, LiveJob, SchedulerConfig
 
-BLAMELESS = frozenset({Reason.NODE_LOST, Reason.LOST, Reason.PREEMPTED})
-"""Bad ends of an attempt that are not counted against the job."""
+BLAMELESS = frozenset({Reason.NODE_LOST, Reason.PREEMPTED})
+"""Bad ends of an attempt that are not counted against the job. Being lost is one too, if the attempt got further."""
 LIKELY_TO_REPEAT = frozenset({Reason.USER_ERROR, Reason.START_FAILED})
 """Bad ends that another attempt would only repeat, when this one got nowhere."""
 
@@ -237,13 +237,15 @@ class Scheduler:
 
     def _fail_attempt(self, job: LiveJob, event: JobExited) -> SaveJob:
         gained = job.status.progress.epochs > job.attempt_epochs
-        failures = job.status.failures + (event.reason not in BLAMELESS)
+        blameless = event.reason in BLAMELESS or (event.reason is Reason.LOST and gained)
+        failures = job.status.failures + (not blameless)
         job.status = replace(job.status, failures=failures)
         if event.reason in LIKELY_TO_REPEAT and not gained:
             return self._finish(event, job, Trigger.FAILED, event.reason, event.message)
         if failures >= job.spec.max_attempts:
             message = f"{failures} attempts failed, as many as allowed; the last: {event.reason.value}: {event.message}"
-            return self._finish(event, job, Trigger.FAILED, Reason.ATTEMPTS_EXHAUSTED, message)
+            reason = Reason.LOST if event.reason is Reason.LOST else Reason.ATTEMPTS_EXHAUSTED
+            return self._finish(event, job, Trigger.FAILED, reason, message)
         return self._move(event.time_s, job, Trigger.RETRY, event.reason, event.message, placement=())
 
     def _finish(self, event: JobExited, job: LiveJob, trigger: Trigger, reason: Reason, message: str) -> SaveJob:

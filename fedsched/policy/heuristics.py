@@ -25,13 +25,13 @@ def by_arrival(views: Iterable[JobView]) -> list[JobView]:
 
 
 def admit(ordered: Iterable[JobView], budget: Budget) -> list[JobView]:
-    """Raise each job to its minimum, in this order; the jobs that hold it now, in the same order.
+    """Raise each job to its minimum, those of higher priority first, else in this order; the jobs that hold it now.
 
     Every job gets its minimum before any gets more; otherwise a rule that likes big jobs starves small ones for good.
     A job whose minimum does not fit is passed over, so a smaller one behind it can still start.
     """
     admitted = []
-    for view in ordered:
+    for view in sorted(ordered, key=lambda view: -view.priority):
         have = budget.allocation(view.job_id)
         workers = max(0, view.minimum.workers - have.workers)
         ps = max(0, view.minimum.ps - have.ps)

@@ -10,7 +10,7 @@ import pytest
 from fedsched.adapters.etcd import EtcdStore
 from fedsched.adapters.memory import MemoryStore
 from fedsched.agent.inbox import Inbox, Stop, Written
-from fedsched.agent.ledger import StoreLedger
+from fedsched.agent.ledger import PENDING_STEPS_MAX, StoreLedger
 from fedsched.core.cluster import Assignment
 from fedsched.core.commands import SaveJob
 from fedsched.core.ids import ClusterName, JobId
@@ -110,6 +110,23 @@ def test_while_the_store_is_away_records_wait_and_then_come_in_order(store: Move
     assert inbox._queue.empty()
     store.away = False
     assert [next_message(inbox), next_message(inbox)] == [Written(1), Written(2)]
+    ledger.close()
+
+
+def test_an_outage_of_hours_keeps_every_transition_and_not_every_report(store: MovedAway) -> None:
+    """An agent must not fill its memory with progress that newer progress makes worthless."""
+    inbox = Inbox()
+    store.away = True
+    ledger = StoreLedger(store, EAST, 3, inbox)
+    report = replace(saved(3, JobPhase.STARTING), transition=None)
+    for ticket in range(1, 2 * PENDING_STEPS_MAX):
+        ledger.save(ticket, [report])
+    ledger.save(1000, [saved(4, JobPhase.RUNNING)])
+    assert ledger._queue.qsize() <= PENDING_STEPS_MAX + 2
+    store.away = False
+    while next_message(inbox) != Written(1000):
+        pass
+    assert store.get(keys.job_transition(spec("a").job_id, 4)) is not None
     ledger.close()
 
 

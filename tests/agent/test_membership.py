@@ -14,6 +14,7 @@ from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
 from fedsched.core.resources import Resources
 from fedsched.errors import Conflict
+from fedsched.executor.processes import Identity, is_alive
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Delete, Put
 
@@ -21,7 +22,7 @@ EAST = ClusterName("east")
 
 
 def registered(store: MemoryStore, holder: str) -> None:
-    host, pid, _ = holder.rsplit("/", 2)
+    host, pid, _ = holder.split("/", 2)
     record = ClusterRecord(EAST, 1, holder, "0", host, int(pid), (), Resources(), 0, 0, "drf", 0, 0, 0.0)
     store.commit((), (Put(keys.cluster(EAST), codec.dumps(record)),))
 
@@ -82,6 +83,6 @@ def test_the_new_agent_waits_until_the_old_ones_lease_ends() -> None:
 
 
 def test_an_agents_id_names_this_very_process() -> None:
-    host, pid, started = agent_id().rsplit("/", 2)
+    host, pid, started = agent_id().split("/", 2)
     assert (host, int(pid)) == (socket.gethostname(), os.getpid())
-    assert float(started) > 0
+    assert is_alive(Identity(int(pid), started))

@@ -170,6 +170,28 @@ def test_a_job_that_crashes_after_progress_is_tried_again_as_often_as_allowed(wo
     assert status(world, "a").reason is Reason.ATTEMPTS_EXHAUSTED
 
 
+def test_a_job_whose_tasks_vanish_again_and_again_is_given_up_as_lost(world: World) -> None:
+    """A loop of starts that nobody sees end would hold its place for ever."""
+    assign(world, "a", max_attempts=2)
+    for attempt in (1, 2):
+        slot(world, attempt)
+        world.settle()
+        world.finish(JobId("a"), Reason.LOST)
+    assert status(world, "a").phase is JobPhase.FAILED
+    assert status(world, "a").reason is Reason.LOST
+
+
+def test_a_vanished_attempt_that_got_further_is_not_counted(world: World) -> None:
+    """A job that makes progress between two crashes of its machine will end."""
+    assign(world, "a", max_attempts=2)
+    for attempt in (1, 2, 3):
+        slot(world, attempt)
+        world.settle()
+        world.finish(JobId("a"), Reason.LOST, Progress(epochs=float(attempt)))
+    assert status(world, "a").phase is JobPhase.DISPATCHED
+    assert status(world, "a").failures == 0
+
+
 def test_losing_a_node_is_not_counted_against_the_job(world: World) -> None:
     """Users complain of jobs that fail because machines did."""
     assign(world, "a", max_attempts=1)

@@ -24,8 +24,12 @@ def register(app: typer.Typer) -> None:
 
 def demo(output: Output = Format.TABLE) -> int:
     """Run two clusters, six real jobs and a federated round, and shut it all down again (under three minutes)."""
+    import signal
+
     from fedsched import demo as story
 
+    # Whoever ends the demo wants its federation ended, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun_s = time.monotonic()
     with ExitStack() as stack:
         screen = _Screen(output, stack)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Train policies in simulation.", no_args_is_help=True)
+from fedsched.cli.output import Format, Output, emit, table
+
+app = typer.Typer(help="Train policies in simulation.", no_args_is_help=True, rich_markup_mode=None)
 
 
 class Teacher(StrEnum):
@@ -21,13 +22,6 @@ class Teacher(StrEnum):
     SRTF = "srtf"
 
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 @app.callback()
 def train() -> None:
     """Train policies in simulation."""
@@ -35,13 +29,13 @@ def train() -> None:
 
 @app.command()
 def supervised(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Checkpoint file to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Checkpoint file to write.", show_default=False)],
     teacher: Annotated[Teacher, typer.Option(help="Scheduler whose decisions are learned.")] = Teacher.DRF,
     seed: Annotated[int, typer.Option(min=0, help="Draws the clusters, the first weights and the batches.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Minibatches to train on.")] = 4000,
     scenarios: Annotated[int, typer.Option(min=1, help="Simulated clusters to watch the teacher on.")] = 80,
     held_out: Annotated[int, typer.Option(min=1, help="Other clusters to judge the result on.")] = 10,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
+    output: Output = Format.TABLE,
 ) -> None:
     """Warm DL2 up on a heuristic's decisions; the same options give the same file.
 
@@ -50,11 +44,11 @@ def supervised(
     from fedsched.errors import InvalidInput
     from fedsched.sim.training import warm_up
 
-    if not output.parent.is_dir():
-        raise InvalidInput(f"cannot write {output}: there is no directory {output.parent}", "create it first")
+    if not file.parent.is_dir():
+        raise InvalidInput(f"cannot write {file}: there is no directory {file.parent}", "create it first")
     command = (
         f"fedsched train supervised --teacher {teacher.value} --seed {seed} --steps {steps} "
-        f"--scenarios {scenarios} --held-out {held_out} -o FILE"
+        f"--scenarios {scenarios} --held-out {held_out} FILE"
     )
     result = warm_up(
         teacher=teacher.value,
@@ -65,9 +59,9 @@ def supervised(
         command=command,
         tell=lambda line: typer.echo(line, err=True),
     )
-    result.checkpoint.save(output)
+    result.checkpoint.save(file)
     values = {
-        "file": str(output),
+        "file": str(file),
         "digest": result.checkpoint.digest,
         "labels": result.labels,
         "first_loss": round(result.first_loss, 4),
@@ -77,13 +71,5 @@ def supervised(
         "teacher_jct_s": round(result.teacher_jct_s, 2),
         "student_jct_s": round(result.student_jct_s, 2),
     }
-    if output_format is Format.JSON:
-        typer.echo(json.dumps(values))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "value", title="DL2 after supervised learning")
-    for name, value in values.items():
-        table.add_row(name, str(value))
-    Console().print(table)
+    if not emit(values, output, [str(file)]):
+        table(("DL2 AFTER SUPERVISED LEARNING", ""), list(values.items()))

@@ -76,5 +76,5 @@ def test_the_shipped_weights_say_how_to_make_them() -> None:
     defaults = {name: entry.default for name, entry in inspect.signature(supervised).parameters.items()}
     assert shipped.made["command"] == (
         f"fedsched train supervised --teacher {defaults['teacher'].value} --seed {defaults['seed']} "
-        f"--steps {defaults['steps']} --scenarios {defaults['scenarios']} --held-out {defaults['held_out']} -o FILE"
+        f"--steps {defaults['steps']} --scenarios {defaults['scenarios']} --held-out {defaults['held_out']} FILE"
     )

@@ -17,8 +17,8 @@ from fedsched.sim.training import first_cluster
 def test_the_command_writes_weights_that_load_and_says_how_good_they_are(tmp_path: Path) -> None:
     """The one command with which anybody can make the shipped weights anew."""
     path = tmp_path / "new.safetensors"
-    options = "--teacher fifo --seed 3 --steps 5 --scenarios 1 --held-out 1 --format json"
-    done = CliRunner().invoke(app, ["supervised", *options.split(), "-o", str(path)], catch_exceptions=False)
+    options = "--teacher fifo --seed 3 --steps 5 --scenarios 1 --held-out 1 -o json"
+    done = CliRunner().invoke(app, ["supervised", *options.split(), str(path)], catch_exceptions=False)
 
     assert done.exit_code == 0
     told = json.loads(done.stdout)
@@ -26,7 +26,7 @@ def test_the_command_writes_weights_that_load_and_says_how_good_they_are(tmp_pat
     assert told["digest"] == made.digest
     assert told["teacher_jct_s"] > 0 < told["student_jct_s"]
     assert made.made["command"] == (
-        "fedsched train supervised --teacher fifo --seed 3 --steps 5 --scenarios 1 --held-out 1 -o FILE"
+        "fedsched train supervised --teacher fifo --seed 3 --steps 5 --scenarios 1 --held-out 1 FILE"
     )
 
 
@@ -34,13 +34,13 @@ def test_a_directory_that_is_not_there_is_noticed_before_the_work(tmp_path: Path
     """Nobody wants to learn that after a minute of training."""
     missing = tmp_path / "nowhere" / "new.safetensors"
     with pytest.raises(InvalidInput, match="there is no directory"):
-        CliRunner().invoke(app, ["supervised", "-o", str(missing)], catch_exceptions=False)
+        CliRunner().invoke(app, ["supervised", str(missing)], catch_exceptions=False)
 
 
 def test_the_shipped_weights_can_still_be_made() -> None:
     """After a change of what the teacher decides, its command makes other weights than those that ship.
 
-    Then make them anew: fedsched train supervised -o fedsched/policy/checkpoints/dl2-v1.safetensors
+    Then make them anew: fedsched train supervised fedsched/policy/checkpoints/dl2-v1.safetensors
     """
     made = checkpoint.load(checkpoint.BUILTIN).made
     assert made["first_cluster"] == first_cluster(str(made["teacher"]), int(made["seed"]))

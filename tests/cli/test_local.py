@@ -19,7 +19,7 @@ import yaml
 from fedsched.addresses import free_address
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.live, pytest.mark.xdist_group("federation"), pytest.mark.timeout(400)]
 
 COMMAND_S = 180
 

@@ -15,13 +15,14 @@ import psutil
 import pytest
 import yaml
 
+from fedsched.adapters.rpc import JobsClient
 from fedsched.addresses import free_address
 from fedsched.core.events import TermTaken
-from fedsched.core.ids import ClusterName, NodeName
+from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
 from fedsched.executor.processes import Identity, is_alive
-from fedsched.runtime import journal
+from fedsched.runtime import codec, journal
 from tests.core.world import node
 from tests.waiting import eventually
 
@@ -38,12 +39,13 @@ class Federation:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {**os.environ, "FEDSCHED_HOME": str(home / "state"), "COLUMNS": "200"}
+        self.controller = free_address()
         self.file = home / "federation.yaml"
         self.file.write_text(
             yaml.safe_dump(
                 {
                     "name": "test",
-                    "controller": free_address(),
+                    "controller": self.controller,
                     "aggregator": free_address(),
                     "slot": {"length_s": 1.0, "decision_s_max": 0.8},
                     "rounds": {"interval_s": 5.0, "quorum": 2, "deadline_s": 10.0, "samples_min": 1},
@@ -86,8 +88,10 @@ class Federation:
         return str(self.ask("submit", str(path))["job"]["status"]["job_id"])
 
     def status(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(item for item in self.ask("queue", "--all") if item["status"]["job_id"] == job)
-        return dict(found["status"])
+        """Asked without starting a command: this is polled."""
+        with JobsClient(self.controller) as client:
+            found: dict[str, Any] = json.loads(codec.dumps(client.get(JobId(job)).status))
+        return found
 
     def wait(self, job: str, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         seen: list[dict[str, Any]] = [{}]

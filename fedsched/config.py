@@ -7,31 +7,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedsched import yamlfile
 from fedsched.core.cluster import Node
 from fedsched.core.ids import NodeName
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration
+from fedsched.yamlfile import shown
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$", description="host:port")]
+PORT_MAX = 65535
+
+
+def _port_exists(address: str) -> str:
+    port = int(address.rpartition(":")[2])
+    if port > PORT_MAX:
+        raise ValueError(f"port {port} does not exist; at most {PORT_MAX} was expected")
+    return address
+
+
+Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$", description="host:port"), AfterValidator(_port_exists)]
+LeaseLength = Annotated[int, Field(ge=2, le=3600)]
+"""Seconds; etcd takes no more than some years, and nobody waits for an hour."""
+CPUS_MAX, MEMORY_MAX_GB, GPUS_MAX = 100_000.0, 1e9, 100_000.0
 
 
 class Tree(BaseModel):
     """A part of the configuration: frozen, and unknown fields are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class NodeConfig(Tree):
     """What one node offers; with the local executor a named share of this machine."""
 
     name: Name
-    cpus: float = Field(gt=0)
-    memory_gb: float = Field(default=4.0, gt=0)
-    gpus: float = Field(default=0.0, ge=0)
+    cpus: float = Field(gt=0, le=CPUS_MAX)
+    memory_gb: float = Field(default=4.0, gt=0, le=MEMORY_MAX_GB)
+    gpus: float = Field(default=0.0, ge=0, le=GPUS_MAX)
     accelerator: str = ""
 
     def node(self) -> Node:
@@ -42,6 +56,17 @@ class NodeConfig(Tree):
             gpu_milli=round(self.gpus * 1000),
         )
         return Node(NodeName(self.name), capacity, self.accelerator)
+
+
+def _names_are_unique(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
+    names = [node.name for node in nodes]
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            raise ValueError(f"node {name} is defined {names.count(name)} times; names must be unique")
+    return nodes
+
+
+Nodes = Annotated[tuple[NodeConfig, ...], Field(min_length=1), AfterValidator(_names_are_unique)]
 
 
 class SlotConfig(Tree):
@@ -75,7 +100,7 @@ class PolicyConfig(Tree):
 class TracingConfig(Tree):
     """Where spans go: to an OTLP endpoint when one is set, else to a JSON-lines file."""
 
-    endpoint: str = ""
+    endpoint: Address | Literal[""] = ""
     file: str = ""
 
 
@@ -113,11 +138,11 @@ class AgentConfig(Tree):
     state_dir: Path
     etcd: Address
     aggregator: Address | None = None
-    nodes: tuple[NodeConfig, ...] = Field(min_length=1)
+    nodes: Nodes
     slot: SlotConfig = SlotConfig()
     policy: PolicyConfig = PolicyConfig()
     tracing: TracingConfig = TracingConfig()
-    lease_ttl_s: int = Field(default=10, ge=2)
+    lease_ttl_s: LeaseLength = 10
     preempt: bool = False
     """Whether a running job may be stopped to make room; else it keeps at least its minimum."""
     labels: dict[str, str] = {}
@@ -130,7 +155,7 @@ class ControllerConfig(Tree):
     etcd: Address
     state_dir: Path
     tracing: TracingConfig = TracingConfig()
-    lease_ttl_s: int = Field(default=10, ge=2)
+    lease_ttl_s: LeaseLength = 10
     history_after_s: float = Field(default=3600.0, ge=0)
     """A job that ended longer ago than this moves from etcd to the history file."""
 
@@ -144,14 +169,14 @@ class AggregatorConfig(Tree):
     rounds: RoundConfig = RoundConfig()
     policy: PolicyConfig = PolicyConfig()
     tracing: TracingConfig = TracingConfig()
-    lease_ttl_s: int = Field(default=10, ge=2)
+    lease_ttl_s: LeaseLength = 10
 
 
 class ClusterConfig(Tree):
     """One cluster of a local federation."""
 
     name: Name
-    nodes: tuple[NodeConfig, ...] = Field(min_length=1)
+    nodes: Nodes
     policy: PolicyConfig = PolicyConfig()
     labels: dict[str, str] = {}
 
@@ -166,7 +191,7 @@ class FederationConfig(Tree):
     slot: SlotConfig = SlotConfig(length_s=2.0, decision_s_max=1.0)
     rounds: RoundConfig = RoundConfig(interval_s=20.0, quorum=2)
     tracing: TracingConfig = TracingConfig()
-    lease_ttl_s: int = Field(default=5, ge=2)
+    lease_ttl_s: LeaseLength = 5
     clusters: tuple[ClusterConfig, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -175,6 +200,16 @@ class FederationConfig(Tree):
         for name in sorted(set(names)):
             if names.count(name) > 1:
                 raise ValueError(f"cluster {name} is defined {names.count(name)} times; names must be unique")
+        return self
+
+    @model_validator(mode="after")
+    def _addresses_can_be_found(self) -> FederationConfig:
+        addresses = [self.controller, self.aggregator, *filter(None, [self.etcd.address])]
+        for address in addresses:
+            if address.endswith(":0"):
+                raise ValueError(f"{address} names no port; clients must know where to find it")
+            if addresses.count(address) > 1:
+                raise ValueError(f"{address} is given {addresses.count(address)} times; each process needs its own")
         return self
 
 
@@ -196,12 +231,7 @@ def read(path: Path) -> Any:
     Raises:
         InvalidConfiguration: it cannot be read.
     """
-    try:
-        plain = yaml.safe_load(path.read_text())
-    except OSError as problem:
-        raise InvalidConfiguration(f"cannot read {path}: {problem.strerror}", "check the path") from problem
-    except (UnicodeDecodeError, yaml.YAMLError) as problem:
-        raise InvalidConfiguration(f"{path} is not YAML: {problem}", "check the indentation there") from problem
+    plain = yamlfile.read(path)
     return plain if plain is not None else {}
 
 
@@ -237,7 +267,7 @@ def _line(kind: type[BaseModel], item: dict[str, Any]) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] == "value_error":
         return f"{path}: {message}"
-    return f"{path} is {item['input']!r}; {message[0].lower()}{message[1:]}"
+    return f"{path} is {shown(item['input'])}; {message[0].lower()}{message[1:]}"
 
 
 def _field_names(kind: type[BaseModel], seen: frozenset[type] = frozenset()) -> set[str]:

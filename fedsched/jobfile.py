@@ -11,14 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from fedsched import yamlfile
 from fedsched.config import Name, problems
 from fedsched.core.ids import ClusterName, JobId
-from fedsched.core.job import JobSpec, Range
+from fedsched.core.job import EPOCHS_MAX, LENGTH_MAX_S, TASKS_MAX, JobSpec, Range
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidJobFile
+from fedsched.yamlfile import shown
 
 API_VERSION = "fedsched.io/v1alpha1"
 KIND = "ElasticJob"
@@ -41,8 +51,12 @@ UNSUPPORTED = {
 }
 """Fields of the documented format that this version does not carry out, and what holds instead."""
 
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(MB|MiB|GB|GiB|TB|TiB)\+?")
+CPUS_MAX = 100_000
+GPUS_MAX = 1000
+
+_DURATION = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d+)?)s)?")
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(MB|MiB|GB|GiB|TB|TiB)\+?")
+_OWN_VARIABLES = ("FEDSCHED_", "TRACEPARENT")
 _MIB = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 
@@ -52,7 +66,7 @@ def _duration(value: Any) -> float:
         return float(value)
     match = _DURATION.fullmatch(value) if isinstance(value, str) and value else None
     if match is None:
-        raise ValueError(f"{value!r} is not a duration; 90s, 10m, 1h30m or 2d was expected")
+        raise ValueError(f"{shown(value)} is not a duration; 90s, 10m, 1h30m or 2d was expected")
     days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
@@ -62,14 +76,14 @@ def _cpus(value: Any) -> float:
     try:
         return float(value.rstrip("+") if isinstance(value, str) else value)
     except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is not a number of cores; 2, 0.5 or 4+ was expected") from None
+        raise ValueError(f"{shown(value)} is not a number of cores; 2, 0.5 or 4+ was expected") from None
 
 
 def _memory(value: Any) -> int:
     """MiB; as everywhere in schedulers, a GB of a request is 1024 MiB."""
     match = _MEMORY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"{value!r} is not an amount of memory; 512MB, 16GB or 16GB+ was expected")
+        raise ValueError(f"{shown(value)} is not an amount of memory; 512MB, 16GB or 16GB+ was expected")
     return max(1, math.ceil(float(match[1]) * _MIB[match[2][0]]))
 
 
@@ -78,9 +92,9 @@ def _range(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return {"min": value, "max": value}
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(-?\d+)\s*(?:\.\.\s*(-?\d+)\s*)?", value)
+        match = re.fullmatch(r"\s*(-?\d{1,9})\s*(?:\.\.\s*(-?\d{1,9})\s*)?", value)
         if match is None:
-            raise ValueError(f"{value!r} is not a range; 4, 1..4 or {{min: 1, max: 4}} was expected")
+            raise ValueError(f"{shown(value)} is not a range; 4, 1..4 or {{min: 1, max: 4}} was expected")
         return {"min": int(match[1]), "max": int(match[2] or match[1])}
     return value
 
@@ -89,28 +103,40 @@ def _accelerators(value: Any) -> Any:
     """`V100`, [V100, T4] (best first), or {V100: 1, T4: 1}: type and GPUs of one task."""
     if isinstance(value, str):
         return {value: 1}
-    if isinstance(value, list):
-        return {str(kind): 1 for kind in value}
+    if isinstance(value, list) and all(isinstance(kind, str) for kind in value):
+        return dict.fromkeys(value, 1)
     return value
 
 
-Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0)]
-PositiveDuration = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
-Cpus = Annotated[float, BeforeValidator(_cpus), Field(ge=0.001)]
+def _text(value: str) -> str:
+    """What a process can be given as an argument or a variable."""
+    if "\0" in value:
+        raise ValueError("it holds a zero byte, and no process can be given one")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0, le=LENGTH_MAX_S)]
+PositiveDuration = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=LENGTH_MAX_S)]
+Cpus = Annotated[float, BeforeValidator(_cpus), Field(ge=0.001, le=CPUS_MAX)]
 Memory = Annotated[int, BeforeValidator(_memory)]
 
 
 class _Part(BaseModel):
     """A part of the job file. Fields are spelled as in the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RangePart(_Part):
     """Fewest and most tasks of a role."""
 
-    min: int = Field(ge=1)
-    max: int = Field(ge=1)
+    min: int = Field(ge=1, le=TASKS_MAX)
+    max: int = Field(ge=1, le=TASKS_MAX)
 
     @model_validator(mode="after")
     def _is_ordered(self) -> RangePart:
@@ -134,6 +160,8 @@ class ResourcesPart(_Part):
     def _counts_agree(cls, value: dict[str, int]) -> dict[str, int]:
         if any(count < 1 for count in value.values()):
             raise ValueError("a number of GPUs must be at least 1")
+        if any(count > GPUS_MAX for count in value.values()):
+            raise ValueError(f"a number of GPUs must be at most {GPUS_MAX}")
         if len(set(value.values())) > 1:
             raise ValueError("all accelerator types must have the same number of GPUs in this version")
         return value
@@ -160,7 +188,7 @@ class ElasticPart(_Part):
         if value == "restart":
             raise ValueError("restart is not supported by this version; running jobs are resized live")
         if value != "live":
-            raise ValueError(f"{value!r} is not known; live was expected")
+            raise ValueError(f"{shown(value)} is not known; live was expected")
         return value
 
 
@@ -193,7 +221,7 @@ class LimitsPart(_Part):
 class EstimatePart(_Part):
     """How long the job will be; the policy plans with it."""
 
-    epochs: float = Field(default=EPOCHS_DEFAULT, gt=0, lt=1e9)
+    epochs: float = Field(default=EPOCHS_DEFAULT, gt=0, lt=EPOCHS_MAX)
 
 
 class JobFile(_Part):
@@ -203,9 +231,9 @@ class JobFile(_Part):
     queue: Name = "default"
     priority: int = Field(default=50, ge=0, le=100)
     type: Name = "unknown"
-    run: str = Field(min_length=1)
-    env: dict[str, str] = {}
-    workdir: str = ""
+    run: Text = Field(min_length=1)
+    env: dict[str, Text] = {}
+    workdir: Text = ""
     resources: ResourcesPart = ResourcesPart()
     psResources: PsResourcesPart = PsResourcesPart()
     elastic: ElasticPart = ElasticPart()
@@ -233,8 +261,8 @@ class JobFile(_Part):
         plain = {k: str(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for k, v in value.items()}
         for key in plain:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(key)):
-                raise ValueError(f"{key!r} is not a name of an environment variable")
-            if str(key).startswith("FEDSCHED_"):
+                raise ValueError(f"{shown(key)} is not a name of an environment variable")
+            if str(key).startswith(_OWN_VARIABLES):
                 raise ValueError(f"{key} is set by fedsched itself; choose another name")
         return plain
 
@@ -250,15 +278,7 @@ def load(path: Path, *, name: str | None = None, command: Sequence[str] = (), us
     Raises:
         InvalidJobFile: the file cannot be read or has problems; all of them are listed.
     """
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise InvalidJobFile(f"{path} is larger than {FILE_BYTES_MAX // 1024} KiB", "is it a job file?")
-        text = path.read_text()
-    except OSError as problem:
-        raise InvalidJobFile(f"cannot read {path}: {problem.strerror}", "check the path") from problem
-    except UnicodeDecodeError as problem:
-        raise InvalidJobFile(f"{path} is not text", "a job file is YAML") from problem
-    plain = _yaml(text, path)
+    plain = yamlfile.read(path, InvalidJobFile, FILE_BYTES_MAX)
     given: dict[str, Any] = {}
     if name is not None:
         given["name"] = name
@@ -327,15 +347,6 @@ def long_form(spec: JobSpec) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": spec.name}, "spec": body}
 
 
-def _yaml(text: str, path: Path) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as problem:
-        raise InvalidJobFile(f"{path} is not YAML: {problem}", "check the indentation there") from problem
-    except RecursionError as problem:
-        raise InvalidJobFile(f"{path} is nested too deeply", "is it a job file?") from problem
-
-
 def _unwrapped(plain: Any, found: list[str]) -> tuple[dict[str, Any], str]:
     """The short form's fields, and what their paths begin with in the file."""
     if not isinstance(plain, dict):
@@ -345,7 +356,7 @@ def _unwrapped(plain: Any, found: list[str]) -> tuple[dict[str, Any], str]:
         return {str(key): value for key, value in plain.items()}, ""
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if plain.get(key) != expected:
-            found.append(f"{key} is {plain.get(key)!r}; {expected} was expected")
+            found.append(f"{key} is {shown(plain.get(key))}; {expected} was expected")
     known = ("apiVersion", "kind", "metadata", "spec", "status")
     for key in sorted(str(key) for key in plain if key not in known):
         near = difflib.get_close_matches(key, known, n=1)
@@ -421,7 +432,7 @@ def _epochs_of(env: dict[str, str]) -> float:
         epochs = float(env.get("EPOCHS", ""))
     except ValueError:
         return EPOCHS_DEFAULT
-    return epochs if 0 < epochs < 1e9 else EPOCHS_DEFAULT
+    return epochs if 0 < epochs < EPOCHS_MAX else EPOCHS_DEFAULT
 
 
 def _resources(amount: Resources) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from fedsched.controller.history import History
 from fedsched.core.cluster import Assignment
 from fedsched.core.ids import JobId
 from fedsched.core.job import (
+    EPOCHS_MAX,
+    LENGTH_MAX_S,
+    TASKS_MAX,
     TERMINAL,
     JobPhase,
     JobSpec,
@@ -33,7 +36,6 @@ from fedsched.runtime.ports import Put, RevisionIs, Store
 ATTEMPTS_MAX = 32
 """How often a write is tried again when others write the same keys."""
 SPEC_BYTES_MAX = 64 * 1024
-EPOCHS_MAX = 1e9
 CACHE_S = 5.0
 """Longest wait until the own write is seen in the cache."""
 
@@ -234,10 +236,13 @@ def check(spec: JobSpec) -> None:
         (bool(spec.run.strip()), "run is empty; a command was expected"),
         (spec.workers.maximum >= 1, f"workers is {spec.workers}; at least 1 must be allowed"),
         (spec.ps.minimum >= 1, f"ps is {spec.ps}; a job trains with at least 1 parameter server"),
+        (max(spec.workers.maximum, spec.ps.maximum) <= TASKS_MAX, f"at most {TASKS_MAX} tasks of a role can be had"),
         (spec.worker_demand.cpu_milli > 0, "a worker must need some cpu"),
         (not spec.worker_demand.is_negative(), f"the resources of a worker are negative: {spec.worker_demand}"),
         (not spec.ps_demand.is_negative(), f"the resources of a parameter server are negative: {spec.ps_demand}"),
         (0 < spec.epochs < EPOCHS_MAX, f"epochs is {spec.epochs}; it must be above 0 and below {EPOCHS_MAX:g}"),
+        (_are_lengths(spec), f"a time is negative, no number or above {LENGTH_MAX_S:g} s"),
+        (_can_be_told(spec), "run, workdir and env must not hold a zero byte: no process can be given one"),
         (spec.max_attempts >= 1, f"max_attempts is {spec.max_attempts}; at least 1 is needed"),
         (0 <= spec.priority <= 100, f"priority is {spec.priority}; 0 to 100 was expected"),
         (len(codec.dumps(spec)) <= SPEC_BYTES_MAX, f"the job is larger than {SPEC_BYTES_MAX} bytes"),
@@ -248,6 +253,15 @@ def check(spec: JobSpec) -> None:
             f"the job has {len(broken)} problem(s):\n" + "\n".join(f"  - {line}" for line in broken),
             "correct the lines above",
         )
+
+
+def _are_lengths(spec: JobSpec) -> bool:
+    lengths_s = (spec.checkpoint_every_s, spec.resize_cooldown_s, spec.grace_s, spec.max_runtime_s or 0.0)
+    return all(0 <= length_s <= LENGTH_MAX_S for length_s in lengths_s)
+
+
+def _can_be_told(spec: JobSpec) -> bool:
+    return "\0" not in "".join((spec.run, spec.workdir, *(part for pair in spec.env for part in pair)))
 
 
 def refusal(spec: JobSpec, routing: Routing, states: list[Candidate]) -> tuple[str, str]:

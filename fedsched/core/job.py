@@ -8,6 +8,12 @@ from enum import StrEnum
 from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
 from fedsched.core.resources import Resources
 
+EPOCHS_MAX = 1e9
+TASKS_MAX = 10_000
+"""Most tasks of one role that a job may ask for."""
+LENGTH_MAX_S = 10 * 365 * 86400.0
+"""Longest time that a job may name."""
+
 
 class Role(StrEnum):
     """What a task does in its job."""

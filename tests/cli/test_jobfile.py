@@ -182,3 +182,34 @@ def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
     broken.write_text("a: " + "[" * 5000)
     with pytest.raises(InvalidJobFile):
         jobfile.load(broken)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "resources: {cpus: .inf}",
+        "resources: {cpus: inf}",
+        "resources: {cpus: .nan}",
+        "resources: {cpus: 1e308}",
+        f"resources: {{memory: {'9' * 400}GB}}",
+        "resources: {accelerators: {V100: 999999999999999999}}",
+        "resources: {accelerators: [[V100]]}",
+        "elastic: {workers: 1..99999999999999999999}",
+        "elastic: {workers: {min: 1, max: 100001}}",
+        "elastic: {cooldown: .inf}",
+        "checkpoint: {every: .nan}",
+        f"checkpoint: {{every: {'9' * 400}d}}",
+        "limits: {maxRuntime: 99999999d}",
+        "estimate: {epochs: .inf}",
+        'env: {A: "b\\0c"}',
+        'env: {A: "\\ud800"}',
+        "env: {TRACEPARENT: x}",
+        'workdir: "a\\0b"',
+    ],
+)
+def test_values_that_no_record_or_process_can_hold_are_refused(tmp_path: Path, field: str) -> None:
+    """Let through, each of these is a fault deep in the federation, or a timer that never rings."""
+    told = problems(tmp_path, f"run: python train.py\n{field}\n")
+    assert len(told) >= 1
+    assert all(line.startswith(field.partition(":")[0]) for line in told), told
+    assert len("".join(told)) < 500, "a line for a person holds no novel"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,6 +166,23 @@ def test_what_no_client_should_send_is_refused_with_every_problem(client: JobsCl
     with pytest.raises(InvalidInput) as refused:
         client.submit(replace(spec, name="A b", run=" ", epochs=float("inf"), ps=Range(0, 2)))
     assert "4 problem(s)" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"checkpoint_every_s": float("nan")}, "a time is negative, no number"),
+        ({"max_runtime_s": 1e300}, "a time is negative, no number or above"),
+        ({"workers": Range(1, 2**30)}, "at most 10000 tasks"),
+        ({"env": (("A", "b\0c"),)}, "zero byte"),
+    ],
+)
+def test_what_no_record_or_process_can_hold_is_refused(
+    client: JobsClient, spec: JobSpec, change: dict[str, Any], told: str
+) -> None:
+    """A job file's own checks do not protect from other clients; a clock that waits for NaN never wakes."""
+    with pytest.raises(InvalidInput, match=told):
+        client.submit(replace(spec, **change))
 
 
 def test_a_waiting_job_is_cancelled_at_once(client: JobsClient, spec: JobSpec) -> None:

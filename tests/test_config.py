@@ -1,0 +1,48 @@
+"""Configuration: what operators write, and what they are told before any process is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedsched import config
+from fedsched.config import FederationConfig
+from fedsched.errors import InvalidConfiguration
+
+CLUSTER = {"name": "east", "nodes": [{"name": "east-1", "cpus": 2}]}
+
+
+def federation(**fields: Any) -> FederationConfig:
+    return config.parse(FederationConfig, {"clusters": [CLUSTER], **fields}, "federation.yaml")
+
+
+def test_the_smallest_file_has_one_cluster() -> None:
+    """All else has a default."""
+    assert federation().clusters[0].nodes[0].memory_gb > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"controller": "127.0.0.1:99999"}, "port 99999 does not exist"),
+        ({"controller": "127.0.0.1:0"}, "names no port"),
+        ({"controller": "127.0.0.1:7481"}, "127.0.0.1:7481 is given 2 times"),
+        ({"etcd": {"address": "127.0.0.1:7481"}}, "127.0.0.1:7481 is given 2 times"),
+        ({"tracing": {"endpoint": "collector"}}, "tracing.endpoint"),
+        ({"lease_ttl_s": 10**12}, "less than or equal to 3600"),
+        ({"slot": {"length_s": float("inf")}}, "finite"),
+        ({"slot": {"length_s": float("nan")}}, "slot.length_s is nan"),
+        ({"clusters": [{"name": "east", "nodes": [{"name": "a", "cpus": float("inf")}]}]}, "finite"),
+        ({"clusters": [{"name": "east", "nodes": [{"name": "a", "cpus": 1e300}]}]}, "less than or equal to"),
+        ({"clusters": [{"name": "east", "nodes": [{"name": "a", "cpus": 1}] * 2}]}, "node a is defined 2 times"),
+        ({"clusters": [CLUSTER, CLUSTER]}, "cluster east is defined 2 times"),
+        ({"clusters": []}, "at least 1 item"),
+        ({"cluster": [CLUSTER]}, "did you mean clusters"),
+    ],
+)
+def test_what_no_federation_can_run_with_is_told_at_once(fields: dict[str, Any], told: str) -> None:
+    """Found later, it is a stack trace in the log of one of five processes."""
+    with pytest.raises(InvalidConfiguration, match=told) as refused:
+        federation(**fields)
+    assert refused.value.exit_code == 2

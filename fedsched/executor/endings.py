@@ -10,6 +10,8 @@ from fedsched.executor.records import COORDINATOR, ExitRecord
 
 LOG_LINES = 3
 """Lines of a log that a message quotes when no exception ends it."""
+CHARS_MAX = 400
+"""A message is a line in a table; the log has the rest."""
 OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError", "can't allocate memory", "CUDA out of memory")
 """What Python, numpy and torch say when an allocation fails."""
 
@@ -41,7 +43,12 @@ def explain(task: TaskName, record: ExitRecord, log: str) -> tuple[Reason, str]:
 
 
 def last_words(log: str) -> str:
-    """The exception that ended a program, or else its last lines."""
+    """The exception that ended a program, or else its last lines; cut where they are long."""
+    text = _last_words(log)
+    return text if len(text) <= CHARS_MAX else f"{text[:CHARS_MAX]}..."
+
+
+def _last_words(log: str) -> str:
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     starts = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     if starts:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsched.executor import records, task
-from fedsched.executor.processes import identify
+from fedsched.executor.processes import adopt_orphans, end_children, identify
 from fedsched.executor.records import Attempt, ExitRecord, FenceRecord, LauncherRecord, Layout, TaskOrder, TaskRecord
 from fedsched.runtime import codec
 
@@ -94,6 +94,7 @@ class Launcher:
 
     def leave(self) -> None:
         """End: remove the address first, then let a successor in."""
+        self._reap()
         self._layout.launcher.unlink(missing_ok=True)
         Path(self._listener.getsockname()).unlink(missing_ok=True)
         self._close_all()
@@ -198,18 +199,22 @@ class Launcher:
         return record
 
     def _reap(self) -> None:
-        while self._children:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is None:
-                return
-            # Before the number is free again: whatever the task left behind in its group goes with it.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(found.si_pid, signal.SIGKILL)
-            _, status = os.waitpid(found.si_pid, 0)
-            child = self._children.pop(found.si_pid)
-            path = Attempt.at(Path(child.order.attempt_dir)).exit(child.order.task)
-            self._unrecorded[path] = _exit_of(found.si_pid, status, child)
-            os.close(child.errors)
+        """Collect whatever has ended: tasks, and what tasks left behind, which fell to the launcher and was killed."""
+        ended = False
+        while (pid := _ended_child()) is not None:
+            ended = True
+            child = self._children.pop(pid, None)
+            if child is not None:
+                # Before the number is free again: whatever the task left behind in its group goes with it.
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            if child is not None:
+                path = Attempt.at(Path(child.order.attempt_dir)).exit(child.order.task)
+                self._unrecorded[path] = _exit_of(pid, status, child)
+                os.close(child.errors)
+        if ended:
+            end_children(self._children)
 
     def _record_exits(self) -> None:
         for path, record in list(self._unrecorded.items()):
@@ -233,6 +238,15 @@ class Launcher:
         for child in self._children.values():
             os.close(child.errors)
         os.close(self._lock)
+
+
+def _ended_child() -> int | None:
+    """A child that has ended and is still to be reaped."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return found.si_pid if found is not None else None
 
 
 def _exit_of(pid: int, status: int, child: _Child) -> ExitRecord:
@@ -270,6 +284,7 @@ def main(arguments: list[str]) -> None:
     if os.fork():
         os._exit(0)  # the agent does not become the parent: it would have to reap, and could not after a restart
     os.setsid()
+    adopt_orphans()
     # Tasks find the path of an interpreter that was started for them, without the launcher's working directory.
     sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
     _log_to_stderr()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,23 @@ def send(identity: Identity, signum: signal.Signals) -> None:
             os.killpg(identity.pid, signum)
         except ProcessLookupError:
             os.kill(identity.pid, signum)  # forked a moment ago and not yet the leader of its group
+
+
+def adopt_orphans() -> None:
+    """Have descendants whose parents end become children of this process, whatever sessions they made for themselves.
+
+    Linux can do so; elsewhere they are init's, and only those in their task's own session are found when it ends.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_children(kept: Collection[int]) -> None:
+    """Kill the children of this process that are not `kept`; they are to be reaped as any others."""
+    for child in psutil.Process().children():
+        if child.pid not in kept:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)  # its number cannot have changed hands: it is not reaped yet
 
 
 def end_orphans(leaders: list[Identity]) -> bool:

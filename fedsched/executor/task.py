@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from fedsched.executor.processes import adopt_orphans
 from fedsched.executor.records import TaskOrder
 
 NOT_STARTED = 127
@@ -66,6 +67,7 @@ def become(fork: Fork) -> None:
     """Be the task. Returns when a Python program ran to its end; the interpreter then shuts down in the usual way."""
     try:
         os.setsid()
+        adopt_orphans()  # they stay below the task while it runs, and fall to the launcher, which ends them, afterwards
         if not os.read(fork.go, 1):
             os._exit(NOT_STARTED)
         os.close(fork.go)

@@ -78,3 +78,11 @@ def test_each_end_has_its_reason(task: str, fields: dict[str, int], log: str, re
     record = ExitRecord(pid=1, request="r", ended_s=0.0, **fields)  # type: ignore[arg-type]
 
     assert explain(TaskName(task), record, log) == (reason, message)
+
+
+def test_words_without_end_are_cut() -> None:
+    """A message goes into records, tables and traces; an exception may hold a whole array."""
+    log = f"Traceback (most recent call last):\n  File\nValueError: {'9, ' * 100_000}\n"
+    assert last_words(log).startswith("ValueError: 9, 9")
+    assert len(last_words(log)) < 500
+    assert len(last_words("x" * 100_000)) < 500

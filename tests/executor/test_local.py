@@ -14,6 +14,7 @@ from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, P
 from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.local import LocalExecutor
+from fedsched.executor.processes import identify
 from fedsched.executor.records import FenceRecord, LauncherRecord
 from tests.executor.conftest import JOB, STAND_IN, Cluster, placement, stand_in_programs
 from tests.waiting import eventually
@@ -182,6 +183,22 @@ def test_killing_any_task_ends_the_attempt_and_names_the_task(cluster: Cluster, 
     assert exited.reason is Reason.TASK_KILLED
     assert exited.message.startswith(f"{victim} was killed by SIGKILL")
     assert cluster.alive() == set()
+
+
+def test_daemons_of_a_task_live_as_long_as_the_task(cluster: Cluster, tmp_path: Path) -> None:
+    """A script's helpers that detach themselves would hold memory and GPUs that the cluster has given to others."""
+    daemons = tmp_path / "daemons"
+    daemons.mkdir()
+    cluster.start(cluster.spec(run(f"leave-daemons {daemons}")), placement(1, 1))
+    cluster.wait_for(JobStarted)
+    eventually(lambda: len(list(daemons.iterdir())) == 2, "both daemons run", 10.0)
+    pids = [int(path.name) for path in daemons.iterdir()]
+    assert all(identify(pid) for pid in pids), "the task that they serve still runs"
+
+    cluster.stop(checkpoint=False, grace_s=0.5)
+    cluster.wait_for(JobExited)
+
+    eventually(lambda: not any(identify(pid) for pid in pids), "they end with their task", 10.0)
 
 
 def test_a_new_executor_adopts_what_the_old_one_left_running(cluster: Cluster) -> None:

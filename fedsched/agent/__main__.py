@@ -1,9 +1,7 @@
 """`python -m fedsched.agent --config FILE`: run one cluster's agent until a signal ends it."""
 
-import sys
-
 from fedsched.config import AgentConfig
-from fedsched.process import run
+from fedsched.process import leave, run
 
 
 def main(config: AgentConfig) -> int:
@@ -14,4 +12,4 @@ def main(config: AgentConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("agent", AgentConfig, main))
+    leave(run("agent", AgentConfig, main))

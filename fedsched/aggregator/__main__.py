@@ -1,9 +1,7 @@
 """`python -m fedsched.aggregator --config FILE`: run one aggregator until a signal ends it."""
 
-import sys
-
 from fedsched.config import AggregatorConfig
-from fedsched.process import run
+from fedsched.process import leave, run
 
 
 def main(config: AggregatorConfig) -> int:
@@ -14,4 +12,4 @@ def main(config: AggregatorConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("aggregator", AggregatorConfig, main))
+    leave(run("aggregator", AggregatorConfig, main))

@@ -48,3 +48,17 @@ def test_a_librarys_failing_thread_ends_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "grpc.something", 0.2)
     assert done.returncode == 9
     assert "a thread of ours is broken" in done.stderr
+
+
+def test_leaving_waits_for_nobody_and_loses_no_word(tmp_path: Path) -> None:
+    """Whoever stops a federation waits for each of its processes to end."""
+    program = (
+        "import atexit, sys, threading, time\n"
+        "from fedsched.process import leave\n"
+        "atexit.register(time.sleep, 300)\n"
+        "threading.Thread(target=time.sleep, args=(300,)).start()\n"
+        "sys.stdout.write('the last word')\n"
+        "leave(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (7, "the last word")

@@ -65,6 +65,9 @@ class View:
     """The member's part is over: it ends itself."""
     message: str = ""
     """Why, when the job failed."""
+    finished: bool = False
+    """Worker: it is known to have taken the last step. It ends only after it has read this: a last report that is lost
+    with its process would make a complete training look like a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -724,4 +727,5 @@ class Scaling:
             saves=tuple(sorted(self._saves)) if worker else (),
             leave=self.ended or task in self._dismissed or crossed or member.told_to_leave,
             message=self.message if self.phase is Phase.FAILED else "",
+            finished=worker and self.plan is not None and member.done >= self.steps,
         )

@@ -67,7 +67,8 @@ class Attendance:
             copy.CopyFrom(self._report)
             # Told once; it may be long.
             self._report.ClearField("model")
-        self._reports.put(copy)
+            # Under the lock, so that no older report follows a newer one.
+            self._reports.put(copy)
 
     def close(self, error: str = "") -> None:
         """Say good-bye, with the reason where there was an error."""

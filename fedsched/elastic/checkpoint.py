@@ -67,8 +67,13 @@ def complete(root: Path, step: int, model: ModelSpec, shards: Sequence[ShardFile
         shutil.rmtree(folder)
     partial.rename(folder)
     sync_folder(root)
-    for old in _folders(root)[KEPT:]:
+    # Newer ones were passed over as damaged when this attempt started: they must not push out valid ones.
+    for old in [found for found in _folders(root) if _step_of(found) <= step][KEPT:]:
         shutil.rmtree(old)
+    # A server could not write its shard of an earlier one; what the others wrote would stay for ever.
+    for found in root.glob("step-*.partial"):
+        if _step_of(found) < step:
+            shutil.rmtree(found, ignore_errors=True)
     return folder
 
 
@@ -106,7 +111,11 @@ def sha256_of(path: Path) -> str:
 
 def _folders(root: Path) -> list[Path]:
     found = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-").removesuffix(".partial"))
 
 
 def verified(folder: Path) -> Checkpoint:

@@ -47,6 +47,8 @@ _THREADS_MAX = 512
 """Each member's stream holds a thread; threads are made as they are needed."""
 _TICK_S = 0.1
 _FOLLOW_S = 0.2
+_NAME_S = 10.0
+"""How long a newcomer waits for the stream of an earlier process of its name to end."""
 _LEAVE_S = 12.0
 """How long members may take to leave at the end."""
 
@@ -104,10 +106,11 @@ class Coordinator(MembershipServicer, JobControlServicer):
             return
         link = _Link(TaskName(hello.task), hello.address)
         with self._lock:
-            known = self._links.get(link.task)
-            if known is None:
+            # An executor may have seen the earlier process end before this side has seen its stream end.
+            free = self._lock.wait_for(lambda: link.task not in self._links, timeout=_NAME_S)
+            if free:
                 self._links[link.task] = link
-        if known is not None:
+        if not free:
             yield _refusal(f"{link.task} is here already; two processes cannot have one name")
             return
         reader = threading.Thread(target=self._listen, args=(link, hello, request_iterator), daemon=True)
@@ -123,10 +126,11 @@ class Coordinator(MembershipServicer, JobControlServicer):
         except grpc.RpcError:
             pass  # The process is gone; the stream's end says so.
         finally:
+            link.views.put(None)
             with self._lock:
                 del self._links[link.task]
+                self._lock.notify_all()
                 self._handle(scaling.TaskGone(time.monotonic(), link.task, link.error))
-            link.views.put(None)
 
     def _take(self, link: _Link, report: pb.MemberReport) -> None:
         now_s = time.monotonic()
@@ -282,6 +286,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
             saves=view.saves,
             leave=view.leave,
             message=view.message,
+            finished=view.finished,
         )
         if view.plans:
             message.checkpoint = str(self._resume.folder) if self._resume else ""

@@ -93,6 +93,7 @@ class Worker:
         """Wait until the next step may be run. Ends the process when this worker's part is over."""
         assert self._spec is not None
         if self._step >= self._spec.steps:
+            self._await_finished()
             return None
         since_s = time.monotonic()
         plan = self._await_plan()
@@ -100,6 +101,7 @@ class Worker:
         if self._step < 0:
             self._start(plan)
             if self._step >= self._spec.steps:
+                self._await_finished()
                 return None
         elif self._step == plan.from_step:
             self._pause_s = time.monotonic() - since_s
@@ -157,6 +159,21 @@ class Worker:
                     self._report_progress(urgent=True)
                 if time.monotonic() > until_s:
                     raise TimedOut(f"no step was granted within {self._wait_s:g} s")
+                self._changed.wait(timeout=1.0)
+
+    def _await_finished(self) -> None:
+        """After the last step: wait until the coordinator knows of it. From then on this process may end in any way."""
+        until_s = time.monotonic() + self._wait_s
+        with self._changed:
+            if self._reported < self._step:
+                self._report_progress(urgent=True)
+            while not self._view.finished:
+                if self._view.leave:
+                    if self._view.message:
+                        self._leave(self._view.message)
+                    return
+                if time.monotonic() > until_s:
+                    raise TimedOut(f"the coordinator did not confirm the last step within {self._wait_s:g} s")
                 self._changed.wait(timeout=1.0)
 
     def _granted_plan(self) -> pb.PlanView | None:

@@ -338,6 +338,7 @@ class MemberView(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     granted: _builtins.int
     leave: _builtins.bool
@@ -347,6 +348,8 @@ class MemberView(_message.Message):
     """servers: what is trained; in the first view that shows a plan"""
     checkpoint: _builtins.str
     """servers: folder that the first plan's blocks are read from; empty: the chief sends them"""
+    finished: _builtins.bool
+    """workers: it is known that this one has taken the last step; it may end as it likes"""
     @_builtins.property
     def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanView]: ...
     @_builtins.property
@@ -362,10 +365,11 @@ class MemberView(_message.Message):
         message: _builtins.str = ...,
         model: _builtins.str = ...,
         checkpoint: _builtins.str = ...,
+        finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "granted", b"granted", "leave", b"leave", "message", b"message", "model", b"model", "number", b"number", "plans", b"plans", "saves", b"saves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "finished", b"finished", "granted", b"granted", "leave", b"leave", "message", b"message", "model", b"model", "number", b"number", "plans", b"plans", "saves", b"saves"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

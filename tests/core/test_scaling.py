@@ -38,6 +38,9 @@ class Twin:
     alive: bool = True
     left: bool = False
     pushing: bool = False
+    ending: bool = False
+    disk_s: float = 0.0
+    """Server: when its disk will have written what it was given so far."""
 
 
 @dataclass
@@ -49,6 +52,8 @@ class World:
     loss: float
     """Probability that a message is lost; reports are levels and are repeated, as views are."""
     core: Scaling
+    linger_s: float = 1.0
+    """A script goes on for up to so long after its last step."""
     now_s: float = 0.0
     twins: dict[TaskName, Twin] = field(default_factory=dict)
     answers: dict[int, scaling.AnswerScale] = field(default_factory=dict)
@@ -60,6 +65,8 @@ class World:
     """Of each step: who contributed, under which plan."""
     plans: dict[int, Plan] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
+    shards: dict[tuple[int, TaskName], dict[int, int]] = field(default_factory=dict)
+    """What servers wrote for each checkpoint: blocks and the versions that these had."""
     _queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
 
@@ -98,11 +105,30 @@ class World:
                     assert command.seq not in self.answers, "an order is answered once"
                     self.answers[command.seq] = command
                 case scaling.CompleteCheckpoint(step, servers):
-                    assert all(self.twins[server].saved >= step for server in servers)
+                    self.check_manifest(step, servers)
                     self.after(0.05, lambda step=step: self.written(step))  # type: ignore[misc]
                 case scaling.End():
                     assert self.end is None
                     self.end = command
+
+    def check_manifest(self, step: int, servers: tuple[TaskName, ...]) -> None:
+        """Every block is in exactly one shard, at exactly the checkpoint's step."""
+        held = [item for server in servers for item in self.shards[step, server].items()]
+        assert sorted(held) == [(index, step) for index in range(len(BLOCKS))]
+
+    def snapshot(self, server: TaskName) -> None:
+        """A server copies its blocks at once and writes them in its own time, one checkpoint after the other."""
+        twin = self.twins[server]
+        held = {index: self.version[index] for index, place in enumerate(self.place) if place == server}
+        (version,) = set(held.values())
+
+        def on_disk() -> None:
+            if twin.alive:
+                self.shards[version, server] = held
+                twin.saved = max(twin.saved, version)
+
+        twin.disk_s = max(twin.disk_s, self.now_s) + self.chance.expovariate(4.0)
+        self.after(twin.disk_s - self.now_s, on_disk)
 
     def written(self, step: int) -> None:
         self.checkpoints.append(step)
@@ -156,6 +182,10 @@ class World:
         # The connection of a process that ends is closed, and that is never lost.
         self.after(self.chance.uniform(0.0, 0.2), lambda: self.tell(scaling.TaskGone(self.now_s, twin.task)))
 
+    def vanish(self, twin: Twin) -> None:
+        if twin.alive:
+            self.leave(twin)
+
     def kill(self, task: TaskName) -> None:
         self.twins[task].alive = False
         self.after(0.05, lambda: self.tell(scaling.TaskGone(self.now_s, task)))
@@ -167,10 +197,10 @@ class World:
                 twin.step = mine[0].from_step
             return
         if twin.step >= self.steps:
-            if self.chance.random() < 0.1:  # The script ends.
-                twin.step = self.steps
-                self.tell(scaling.TaskReported(self.now_s, twin.task, done=twin.step))
-                self.leave(twin)
+            if view.finished and not twin.ending:
+                # The script ends, after whatever it does with the trained model, and without another word.
+                twin.ending = True
+                self.after(self.chance.uniform(0.0, self.linger_s), lambda: self.vanish(twin))
             return
         covering = [plan for plan in view.plans if plan.from_step <= twin.step]
         if not covering or twin.step >= view.granted or twin.task not in covering[-1].workers:
@@ -184,10 +214,9 @@ class World:
         assert set(pushes.values()) == {plan.number}, "a step runs under one plan"
         save = twin.step + 1 in view.saves or twin.step + 1 == self.steps
         if set(pushes) == set(plan.workers) and self.version[0] == twin.step:
-            for index, owner in enumerate(plan.owners):
-                self.version[index] += 1
-                if save:
-                    self.twins[owner].saved = twin.step + 1
+            self.version = [twin.step + 1] * len(BLOCKS)
+            for server in sorted(set(plan.owners)) if save else []:
+                self.snapshot(server)
         if self.version[0] > twin.step:
             twin.step, twin.pushing = twin.step + 1, False
 
@@ -295,6 +324,42 @@ def test_a_job_finishes_with_every_step_taken_once_whatever_is_resized_lost_or_l
     assert not any(twin.alive for twin in world.twins.values()), "nobody stays behind"
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    first=tasks_drawn,
+    wanted=tasks_drawn,
+    steps=st.integers(1, 12),
+    order_at_s=st.floats(2.0, 4.0),
+    linger_s=st.sampled_from([0.0, 0.5, 8.0]),
+    loss=st.sampled_from([0.0, 0.3, 0.6]),
+)
+def test_no_order_of_good_byes_at_the_end_is_taken_for_a_crash(
+    seed: int,
+    first: tuple[TaskName, ...],
+    wanted: tuple[TaskName, ...],
+    steps: int,
+    order_at_s: float,
+    linger_s: float,
+    loss: float,
+) -> None:
+    """Hours of training would be called failed because one script evaluates longer than another."""
+    world = world_of(seed, first, steps=steps, loss=loss)
+    world.linger_s = linger_s
+    world.run(order_at_s)
+    for task in wanted:
+        if task not in first:
+            world.start(task, world.chance.uniform(0.0, 0.5))
+    world.tell(scaling.ScaleRequested(world.now_s, 1, wanted, 5.0))
+    world.run_out()
+
+    assert world.end == scaling.End(Phase.FINISHED, "")
+    assert 1 in world.answers
+    assert world.core.checkpoint_step == steps
+    check_history(world)
+    assert not any(twin.alive for twin in world.twins.values())
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -396,6 +461,21 @@ def test_a_job_that_stands_still_fails_and_names_the_slowest() -> None:
     commands = core.handle(scaling.Tick(63.0))
 
     assert scaling.End(Phase.FAILED, "no step ended within 60 s; worker-1 is furthest behind") in commands
+
+
+def test_a_script_may_take_its_time_after_the_last_step() -> None:
+    """A long evaluation of the trained model is no standstill."""
+    core = Scaling(names("ps-0", "worker-0"), 0.0, 0, CONFIG)
+    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    for task in names("ps-0", "worker-0"):
+        core.handle(scaling.TaskReported(1.0, task))
+    core.handle(scaling.TaskReported(2.0, TaskName("worker-0"), done=10))
+    core.handle(scaling.TaskReported(2.0, TaskName("ps-0"), saved=10))
+    core.handle(scaling.CheckpointWritten(3.0, 10))
+    core.handle(scaling.Tick(3000.0))
+    assert core.phase is Phase.TRAINING
+    core.handle(scaling.TaskGone(3001.0, TaskName("worker-0")))
+    assert core.phase is Phase.FINISHED
 
 
 def test_the_last_checkpoint_not_written_fails_the_job_and_any_other_does_not() -> None:

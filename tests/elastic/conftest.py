@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
@@ -22,15 +24,31 @@ from tests.waiting import eventually
 
 SCRIPT = Path(__file__).parent / "tiny.py"
 DEADLINE_S = 60.0
+SURROUNDINGS = dict(os.environ)
+"""As they are before any test sets something for the reference that it computes in this process."""
 
 
 def _task(environ: dict[str, str], log: str) -> None:
-    """The first thing in a task's process."""
+    """A task's process from start to end."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
+    # The fork server was started in the midst of some test, and would pass on what that one had set.
+    os.environ.clear()
     os.environ.update(environ)
-    role = environ["FEDSCHED_ROLE"]
+    try:
+        _run(environ["FEDSCHED_ROLE"])
+    except Exception as problem:
+        # As an interpreter does: what runs at exit may ask for the exception that ended the program.
+        sys.last_value = problem
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        # An interpreter runs these; a process of multiprocessing does not, and would leave its job without a word.
+        atexit._run_exitfuncs()
+
+
+def _run(role: str) -> None:
     if role == "worker":
         runpy.run_path(str(SCRIPT), run_name="__main__")
         return
@@ -91,6 +109,7 @@ class Job:
         """Start one task's process."""
         role = task.rsplit("-", 1)[0]
         environ = {
+            **SURROUNDINGS,
             "FEDSCHED_JOB_ID": "tiny",
             "FEDSCHED_ATTEMPT": str(self.attempt),
             "FEDSCHED_ROLE": role,
@@ -156,6 +175,12 @@ class Job:
         """What the task printed."""
         path = self.attempt_dir / f"{task}.log"
         return path.read_text() if path.exists() else ""
+
+    def logs(self) -> str:
+        """How everybody ended and what everybody printed, and the result; for a failing test."""
+        told = [f"{task} ended with {p.exitcode}: {self.log(task)}" for task, p in sorted(self.processes.items())]
+        result = self.attempt_dir / "result.json"
+        return "\n".join([*told, result.read_text() if result.exists() else "no result"])
 
     def close(self) -> None:
         """Leave no process behind."""

@@ -188,6 +188,14 @@ def test_a_resize_whose_new_task_never_joins_is_rolled_back_while_training_goes_
     assert job.result()["phase"] == "FINISHED"
 
 
+def test_scripts_that_end_without_a_word_after_their_last_step_are_no_loss(job_of: JobOf) -> None:
+    """The training is complete: to call it failed would throw it away because of the manner of a good-bye."""
+    job = job_of(ABRUPT="1", EPOCHS="3").start(*FIRST, "worker-1", "worker-2")
+
+    assert set(job.ended().values()) == {0}, job.logs()
+    assert job.result()["phase"] == "FINISHED"
+
+
 @pytest.mark.parametrize("victim", ["worker-1", "ps-1"])
 def test_a_killed_member_fails_the_attempt_and_nothing_hangs(job_of: JobOf, victim: str) -> None:
     """The next attempt can start only when this one is seen to be over."""

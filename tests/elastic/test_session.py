@@ -167,6 +167,16 @@ def test_the_newest_two_checkpoints_stay_and_the_newest_valid_one_is_used(tmp_pa
         checkpoint.newest(tmp_path)
 
 
+def test_a_damaged_newer_checkpoint_does_not_push_out_the_valid_ones(tmp_path: Path) -> None:
+    """An attempt that resumed behind it would have one spare less, or none, just when a disk has shown to be bad."""
+    for step in (5, 10, 90):
+        written(tmp_path, step)
+    for step in (15, 20):
+        checkpoint.partial_folder(tmp_path, step - 1).mkdir()  # Never completed.
+        written(tmp_path, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000015", "step-00000020", "step-00000090"]
+
+
 def test_a_checkpoint_that_was_not_completed_is_never_used(tmp_path: Path) -> None:
     """The machine may have died while it was written."""
     checkpoint.partial_folder(tmp_path, 7).mkdir(parents=True)

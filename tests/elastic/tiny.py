@@ -72,6 +72,8 @@ def main() -> None:
         if session.steps == crash_at:
             raise RuntimeError("the script has a fault")
         session.step(nn.functional.mse_loss(model(batch), wanted))
+    if "ABRUPT" in os.environ:  # As a library does that ends the process itself.
+        os._exit(0)
     if session.is_chief:
         session.report(accuracy=0.5)
     out = Path(os.environ["OUT"])

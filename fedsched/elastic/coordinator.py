@@ -28,7 +28,7 @@ from fedsched import tracing
 from fedsched.core import scaling
 from fedsched.core.ids import TaskName
 from fedsched.core.scaling import Phase, Plan, Scaling, ScalingConfig, View
-from fedsched.elastic import checkpoint, environment
+from fedsched.elastic import checkpoint, ending, environment
 from fedsched.elastic.attendance import SERVER_OPTIONS
 from fedsched.elastic.checkpoint import ShardFile
 from fedsched.elastic.environment import TaskEnvironment
@@ -393,4 +393,4 @@ def _write_json(path: Path, report: pb.JobReport) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

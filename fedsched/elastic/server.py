@@ -19,7 +19,7 @@ import grpc
 import torch
 
 from fedsched import tracing
-from fedsched.elastic import environment
+from fedsched.elastic import ending, environment
 from fedsched.elastic.attendance import CHANNEL_OPTIONS, SERVER_OPTIONS, Attendance
 from fedsched.elastic.checkpoint import partial_folder, sha256_of, verified
 from fedsched.elastic.environment import TaskEnvironment
@@ -341,4 +341,4 @@ def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

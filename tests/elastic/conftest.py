@@ -18,6 +18,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from fedsched.elastic import coordinator, ending, server
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import JobControlStub
 from tests.waiting import eventually
@@ -53,12 +54,8 @@ def _run(role: str) -> None:
         runpy.run_path(str(SCRIPT), run_name="__main__")
         return
     if role == "ps":
-        from fedsched.elastic import server
-
-        sys.exit(server.main())
-    from fedsched.elastic import coordinator
-
-    sys.exit(coordinator.main())
+        ending.run(server.main)
+    ending.run(coordinator.main)
 
 
 # Forked from a process that has imported torch once: a task starts in a tenth of a second instead of several.

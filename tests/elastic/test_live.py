@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
+import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +15,11 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedsched.core.ids import stream
+from fedsched.elastic.checkpoint import Checkpoint, verified
+from fedsched.elastic.shard import read_blocks
 from fedsched.pb import training_pb2 as pb
 from tests.elastic.conftest import SCRIPT, Job
 
@@ -51,7 +57,7 @@ def test_a_job_of_one_worker_computes_exactly_what_the_script_does_by_hand(
     reference = alone(tmp_path, monkeypatch, OPTIMIZER=optimizer)
     job = job_of(OPTIMIZER=optimizer).start("ps-0", "ps-1", "worker-0")
 
-    assert set(job.ended().values()) == {0}, job.log("worker-0")
+    assert set(job.ended().values()) == {0}, job.logs()
     result = job.result()
     assert result["phase"] == "FINISHED"
     assert (result["steps"], result["epochs"], result["checkpoint_step"]) == (70, 10.0, 70)
@@ -79,7 +85,7 @@ def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_
         assert 0.0 <= reply.pause_s < 10.0
     (tmp_path / "hurry").touch()
 
-    assert set(job.ended().values()) == {0}, {task: job.log(task) for task in members}
+    assert set(job.ended().values()) == {0}, job.logs()
     assert job.result()["phase"] == "FINISHED"
     stayed = {task for task in members if task.startswith("worker")}
     for worker in sorted(stayed):
@@ -116,7 +122,7 @@ def test_more_workers_than_samples_still_train_as_one(
     reference = alone(tmp_path, monkeypatch, **env)
     job = job_of(**env).start(*FIRST, "worker-1", "worker-2", "worker-3")
 
-    assert set(job.ended().values()) == {0}, job.log("worker-3")
+    assert set(job.ended().values()) == {0}, job.logs()
     assert_same(parameters(job.out / "worker-3.safetensors"), reference)
 
 
@@ -129,14 +135,14 @@ def test_a_second_attempt_goes_on_from_the_checkpoint_with_another_number_of_ser
     job = job_of(**env, HURRY=str(tmp_path / "hurry")).start(*FIRST, "worker-1")
     job.until_step(30)
     stopped = job.control.Stop(pb.StopRequest(checkpoint=True, grace_s=20.0), timeout=30.0)
-    assert set(job.ended().values()) == {0}, job.log("worker-0")
+    assert set(job.ended().values()) == {0}, job.logs()
     first = job.result()
     assert first["phase"] == "STOPPED"
     assert 30 <= first["steps"] <= stopped.checkpoint_step == first["checkpoint_step"]
 
     (tmp_path / "hurry").touch()
     job.start("ps-0", "ps-1", "ps-2", "worker-5")
-    assert set(job.ended().values()) == {0}, job.log("worker-5")
+    assert set(job.ended().values()) == {0}, job.logs()
     assert job.result()["phase"] == "FINISHED"
     assert_same(parameters(job.out / "worker-5.safetensors"), reference)
 
@@ -147,13 +153,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_without_any_valid_one_the_
     """Training on with silently damaged parameters is worse than losing some steps."""
     reference = alone(tmp_path, monkeypatch)
     job = job_of(FEDSCHED_CHECKPOINT_EVERY_S="0.0").start(*FIRST)
-    assert set(job.ended().values()) == {0}
+    assert set(job.ended().values()) == {0}, job.logs()
     _, newest = sorted(job.root.glob("checkpoint/step-*"))
     assert newest.name == "step-00000070"
     _flip_a_byte(newest / "ps-0.safetensors")
 
     job.start("ps-0", "ps-1", "worker-0")
-    assert set(job.ended().values()) == {0}, job.log("worker-0")
+    assert set(job.ended().values()) == {0}, job.logs()
     assert "passing over a damaged checkpoint" in job.log("coordinator")
     assert_same(parameters(job.out / "worker-0.safetensors"), reference)
 
@@ -163,6 +169,85 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_without_any_valid_one_the_
     assert job.result()["phase"] == "FAILED"
     assert "no checkpoint of this job is valid" in job.log("coordinator")
     assert job.processes["coordinator"].exitcode == 1
+
+
+State = dict[str, tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""Of each parameter: its value, and what the optimiser keeps for it."""
+
+
+def test_every_checkpoint_that_a_run_writes_is_exactly_the_state_after_its_step(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any of them may be the one that a user must go on from: values, moments and schedule have to be of one step."""
+    env = {"EPOCHS": "30", "OPTIMIZER": "adam"}
+    states: list[State] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: states.append(_state_of(optimizer)))
+    reference = alone(tmp_path, monkeypatch, **env)
+    hook.remove()
+    job = job_of(**env, HURRY=str(tmp_path / "hurry"), FEDSCHED_CHECKPOINT_EVERY_S="0.0")
+    over = threading.Event()
+    catching = threading.Thread(target=_catch, args=(job.root / "checkpoint", tmp_path / "caught", over))
+    catching.start()
+    try:
+        job.start(*FIRST, "ps-1", "worker-1")
+        for step, members in ((10, (*FIRST, "ps-2", "worker-1")), (25, ("ps-1", "ps-2", "worker-1"))):
+            job.until_step(step)
+            reply = job.scale(*members)
+            assert reply.ok, reply.message
+        (tmp_path / "hurry").touch()
+        assert set(job.ended().values()) == {0}, job.logs()
+    finally:
+        over.set()
+        catching.join()
+
+    caught = [verified(folder) for folder in sorted((tmp_path / "caught").iterdir())]
+    assert len(caught) > 5
+    assert caught[-1].step == len(states)
+    for found in caught:
+        _assert_holds(found, states[found.step - 1])
+    # The first one was cut for other servers and written by another chief than the last.
+    for found in (caught[0], caught[-2]):
+        later = job_of(found.folder.name, **env, HURRY="/")
+        shutil.copytree(found.folder, later.root / "checkpoint" / found.folder.name)
+        later.start(*FIRST, "ps-1")
+        assert set(later.ended().values()) == {0}, later.logs()
+        assert_same(parameters(later.out / "worker-0.safetensors"), reference)
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> State:
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    names = ("first.weight", "first.bias", "second.weight", "second.bias")
+    return {
+        name: (tensor.detach().clone(), {key: kept.clone() for key, kept in optimizer.state[tensor].items()})
+        for name, tensor in zip(names, tensors, strict=True)
+    }
+
+
+def _catch(root: Path, into: Path, over: threading.Event) -> None:
+    """Copy each checkpoint before newer ones push it out."""
+    into.mkdir()
+    while True:
+        last = over.wait(0.005)
+        for folder in root.glob("step-????????"):
+            if not (into / folder.name).exists():
+                draft = into.parent / "draft"
+                shutil.rmtree(draft, ignore_errors=True)
+                with contextlib.suppress(OSError):  # It was removed at this moment.
+                    shutil.copytree(folder, draft)
+                    draft.rename(into / folder.name)
+        if last:
+            return
+
+
+def _assert_holds(found: Checkpoint, state: State) -> None:
+    names = [block.name for block in found.model.blocks]
+    blocks, _ = read_blocks(found.model, found.files, range(len(names)))
+    held = {names[index]: block for index, block in blocks.items()}
+    assert held["seen"].value.item() == found.step
+    for name, (value, kept) in state.items():
+        assert held[name].tensors.keys() == kept.keys()
+        for mine, theirs in [(held[name].value, value), *((held[name].tensors[key], kept[key]) for key in kept)]:
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11, msg=f"{name} at step {found.step}")
 
 
 def _flip_a_byte(path: Path) -> None:
@@ -184,7 +269,7 @@ def test_a_resize_whose_new_task_never_joins_is_rolled_back_while_training_goes_
     assert not reply.ok
     assert "worker-1 did not join" in reply.message
     assert list(reply.tasks) == list(FIRST)
-    assert set(job.ended().values()) == {0}
+    assert set(job.ended().values()) == {0}, job.logs()
     assert job.result()["phase"] == "FINISHED"
 
 

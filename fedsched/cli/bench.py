@@ -25,7 +25,10 @@ def core(
     scenarios: Annotated[int, typer.Option(min=1, help="Simulated clusters that every policy runs.")] = 10,
     output: Output = Format.TABLE,
 ) -> None:
-    """What the scheduling core and each policy cost, in CPU time and in latency of a decision."""
+    """Measure the scheduling core and each policy.
+
+    In CPU time over whole simulations, and in latency of a decision.
+    """
     from fedsched.sim.bench import BASELINE, measure
 
     costs = measure(scenarios)

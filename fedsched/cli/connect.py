@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from fedsched.adapters.rpc import JobsClient
 
 Server = Annotated[
-    str, typer.Option("--server", envvar="FEDSCHED_SERVER", metavar="HOST:PORT", help="Address of a controller.")
+    str,
+    typer.Option(
+        "--server",
+        envvar="FEDSCHED_SERVER",
+        metavar="HOST:PORT",
+        help="A controller, if not the one that `fedsched up` started here.",
+    ),
 ]
 
 

@@ -23,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(output: Output = Format.TABLE) -> int:
-    """Run two clusters, six real jobs and a federated round, and shut it all down again (under three minutes)."""
+    """Show everything at once, and end it again.
+
+    Two clusters, six real training jobs, resizes and federated rounds; a minute or a few, as the machine allows.
+    """
     import signal
 
     from fedsched import demo as story

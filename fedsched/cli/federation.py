@@ -14,7 +14,9 @@ from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, emit, span, table
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="Only the newest so many; 0 means all.")]
-Name = Annotated[str, typer.Option("--name", help="Name of the federation on this machine.")]
+Name = Annotated[
+    str, typer.Option("--name", help="Name of the federation on this machine; needed only when several run.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +38,10 @@ def up(
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Start a whole federation on this machine: etcd, controller, aggregator and one agent per cluster."""
+    """Start a whole federation on this machine.
+
+    That is etcd, a controller, an aggregator and one agent per cluster. It returns when all of them are ready.
+    """
     from fedsched import local
     from fedsched.config import FederationConfig, load
 
@@ -61,7 +66,10 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="Also delete its data: jobs, policies, logs.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Stop what `up` started; running jobs go on from their checkpoints after the next `up`."""
+    """Stop what `up` started.
+
+    Jobs that run go on from their checkpoints after the next `up`.
+    """
     from fedsched import local
 
     state_dir = local.named(name)
@@ -106,7 +114,7 @@ def status(server: Server = "", output: Output = Format.TABLE) -> None:
                 "Ready" if view.reachable else "Lost",
                 span(view.seen_age_s),
                 view.record.policy if view.record else None,
-                view.record.policy_version if view.record else None,
+                f"v{view.record.policy_version}" if view.record and view.record.policy_version else None,
                 f"{contributed[view.name]['samples']} samples"
                 if view.name in contributed
                 else f"{absent[view.name]['absence']}: {absent[view.name]['why']}"
@@ -125,7 +133,7 @@ def rounds(limit: Limit = 20, server: Server = "", output: Output = Format.TABLE
     if not emit(found, output, [f"round/{record['number']}" for record in found]):
         now_s = time.time()
         table(
-            ("ROUND", "OUTCOME", "POLICY", "BASE", "VERSION", "GAVE", "ABSENT", "TOOK", "AGE", "MESSAGE"),
+            ("ROUND", "OUTCOME", "POLICY", "BASE", "VERSION", "GAVE", "ABSENT", "TOOK", "AGE", "WHY"),
             [
                 (
                     record["number"],
@@ -137,11 +145,17 @@ def rounds(limit: Limit = 20, server: Server = "", output: Output = Format.TABLE
                     ",".join(part["cluster"] for part in record["absent"]),
                     f"{record['finished_s'] - record['started_s']:.2f}s",
                     span(now_s - record["finished_s"]),
-                    record["message"],
+                    _why(record),
                 )
                 for record in found
             ],
         )
+
+
+def _why(record: dict[str, Any]) -> str:
+    """What the aggregator says of the round, and what each cluster that gave nothing said."""
+    absent = [f"{part['cluster']} {part['absence']}: {part['why']}" for part in record["absent"]]
+    return "; ".join([*([record["message"]] if record["message"] else []), *absent])
 
 
 def _outcome(record: dict[str, Any]) -> str:

@@ -104,7 +104,12 @@ def queue(
     server: Server = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """List jobs."""
+    """List jobs: those that are not over, or all.
+
+    PS and WORKERS are held/wanted; ETA is a guess from the speed so far. ST is the phase: PD queued, D waits in its
+    cluster, ST starting, R running, RS resizing, PR preempting, U cluster unreachable, CG completing, CD completed, F
+    failed, CA cancelled.
+    """
     with connect(server) as client:
         found = client.list(live_only=not everything, limit=limit)
     jobs = [
@@ -123,7 +128,7 @@ def info(server: Server = "", output: Output = Format.TABLE) -> None:
     if not emit(clusters, output, [f"cluster/{view.name}" for view in clusters]):
         table(
             ("CLUSTER", "STATE", "AGENT", "SEEN", "NODES", "CPU USED/TOTAL", "GPU USED/TOTAL", "QUEUED", "RUNNING",
-             "POLICY", "SLOT"),
+             "POLICY"),
             [_cluster_row(view) for view in clusters],
         )  # fmt: skip
 
@@ -153,9 +158,12 @@ def logs(
             for task, text in _log_lines(pieces):
                 emit_line({"task": task, "text": text}, output)
             return
+        printed = 0
         for piece in pieces:
-            sys.stdout.buffer.write(piece)
+            printed += sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
+        if not printed:
+            sys.stderr.write(f"the tasks of job {job_id} have printed nothing; see `fedsched explain {job_id}`\n")
 
 
 def _log_lines(pieces: Iterable[bytes]) -> Iterator[tuple[str, str]]:
@@ -191,7 +199,10 @@ def events(
     server: Server = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Show how jobs moved from phase to phase."""
+    """Show how jobs moved from phase to phase.
+
+    Each line tells when, which job, who moved it, between which phases, what it holds then and why.
+    """
     from fedsched.core.ids import JobId
 
     with connect(server) as client:
@@ -244,7 +255,7 @@ def _cluster_row(view: ClusterView) -> tuple[object, ...]:
     state = "Ready" if view.reachable else "Lost"
     record = view.record
     if record is None:
-        return (view.name, state, None, span(view.seen_age_s), *(["?"] * 7))
+        return (view.name, state, None, span(view.seen_age_s), *(["?"] * 6))
     mark = "" if view.reachable else "*"
     used, there = record.usage, record.capacity
     version = f" v{record.policy_version}" if record.policy_version else ""
@@ -259,7 +270,6 @@ def _cluster_row(view: ClusterView) -> tuple[object, ...]:
         f"{record.queued}{mark}",
         f"{record.running}{mark}",
         f"{record.policy}{version}",
-        record.slot,
     )
 
 
@@ -326,7 +336,7 @@ def _show_dry_run(spec: JobSpec, routing: Routing, output: Format) -> None:
 
 def _verdicts(routing: Routing) -> None:
     table(
-        ("CLUSTER", "VERDICT", "FITS NOW", "USED", "WAITING", "FREE", "DETAIL"),
+        ("CLUSTER", "VERDICT", "FITS NOW", "ASKED", "WAITING", "FREE", "DETAIL"),
         [
             (
                 verdict.cluster,
@@ -354,7 +364,8 @@ def _show_explanation(found: Explanation) -> None:
         print(f"ahead      {found.ahead_count} job(s)")
         for job in found.ahead:
             print(f"           {job.job_id} {job.name} {job.user or '-'} {job.phase.value}, minimum {job.minimum}")
-    if found.routing.verdicts:
+    # Where else a job could go is of interest until it has a place.
+    if found.routing.verdicts and status.phase.value in ("Queued", "Dispatched"):
         print()
         _verdicts(found.routing)
         print()
@@ -364,11 +375,13 @@ def _show_explanation(found: Explanation) -> None:
 
 
 def _event_line(step: Transition) -> str:
-    source = step.source.value if step.source else "-"
+    source = f"{step.source.value} -> " if step.source else ""
+    # The part after the slash tells controllers apart; programs find it in the JSON.
+    actor = step.actor if step.actor.startswith("agent/") else step.actor.partition("/")[0]
     held = f" [{step.allocation}]" if step.allocation else ""
     why = f" {step.reason.value}" if step.reason.value else ""
     message = f": {step.message}" if step.message else ""
-    return f"{moment(step.time_s)}  job {step.job_id:<5} {source} -> {step.target.value}{held}{why}{message}"
+    return f"{moment(step.time_s)}  job {step.job_id:<5} {actor:<12} {source}{step.target.value}{held}{why}{message}"
 
 
 def _wait(client: JobsClient, job_id: JobId, timeout_s: float | None) -> Job:

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+import typer.core
 
 from fedsched import __version__
 from fedsched.cli import bench, demo, federation, jobs, policy, servers, sim, trace, train
 from fedsched.errors import FedschedError
 
 INTERRUPTED = 130
+
+# Typer escapes brackets for Rich wherever Rich is installed, also where help is plain text, as it is here.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="fedsched",

@@ -63,6 +63,8 @@ def show(
     if not emit(item, output, [f"policy/{item.name}/{item.version}"]):
         print(f"{item.name} v{item.version}{' (active)' if item.active else ''}")
         for key, value in sorted(item.record.items()):
+            if key in ("name", "version") or value in ("", []):
+                continue
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             if key.endswith("_s"):
                 key, shown = f"{key[:-2]}_at", moment(value)

@@ -37,9 +37,9 @@ def supervised(
     held_out: Annotated[int, typer.Option(min=1, help="Other clusters to judge the result on.")] = 10,
     output: Output = Format.TABLE,
 ) -> None:
-    """Warm DL2 up on a heuristic's decisions; the same options give the same file.
+    """Warm DL2 up on a heuristic's decisions.
 
-    With all defaults this reproduces the weights that ship with the package.
+    The same options give the same file; all defaults give the weights that ship with the package.
     """
     from fedsched.errors import InvalidInput
     from fedsched.sim.training import warm_up

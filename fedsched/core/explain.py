@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedsched.core.ids import ClusterName
-from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason
+from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Progress, Reason
 from fedsched.core.resources import Resources, total
 from fedsched.core.routing import Candidate, Routing, route
 from fedsched.core.views import Explanation, Job, JobAhead
@@ -127,7 +127,9 @@ def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
     ]
     state = next((state for state in clusters if state.name == status.cluster), None)
     if status.phase in TERMINAL:
-        lines.append(f"{status.attempt} attempts, {status.failures} of them failed, {status.resizes} resizes")
+        lines.append(f"attempts: {status.attempt}, failed: {status.failures}, resizes: {status.resizes}")
+        if status.progress.steps:
+            lines.append(f"trained {_reached(status.progress)}")
         return lines
     if state is not None and state.record is not None:
         record = state.record
@@ -135,11 +137,22 @@ def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
         lines.append(f"{state.name}: {record.usage} of {record.capacity} used{age}")
         lines.append(
             f"{state.name}: {record.running} running, {record.queued} queued, "
-            f"policy {record.policy} v{record.policy_version}, slot {record.slot}{age}"
+            f"policy {record.policy}{f' v{record.policy_version}' if record.policy_version else ''}{age}"
         )
     if status.placement:
-        lines.append(f"holds {status.allocation} now, after {status.resizes} resizes, attempt {status.attempt}")
+        lines.append(f"holds {status.allocation} now; attempt: {status.attempt}, resizes: {status.resizes}")
+        if status.progress.steps:
+            lines.append(f"trained {_reached(status.progress)} so far")
     return lines
+
+
+def _reached(progress: Progress) -> str:
+    parts = [f"{progress.epochs:.4g} epochs in {progress.steps} steps"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.accuracy is not None:
+        parts.append(f"accuracy {progress.accuracy:.4g}")
+    return ", ".join(parts)
 
 
 def _next_step(job: Job, reason: Reason) -> str:

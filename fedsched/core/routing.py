@@ -37,7 +37,7 @@ class Verdict:
     fits_now: bool = False
     """The job's minimum is free there now."""
     share: float = 0.0
-    """Dominant share of the cluster that is used or promised."""
+    """Dominant share of the cluster that is used or promised; above 1 where more jobs wait than fit."""
     queued: int = 0
     free: Resources = field(default_factory=Resources)
 
@@ -121,8 +121,8 @@ def _judge(spec: JobSpec, state: Candidate) -> Verdict:
         return no(Reason.CLUSTER_CORDONED, f"{closed} of {len(record.nodes)} nodes are cordoned")
     taken = record.usage + state.promised
     capacity = total([node.capacity for node in open_nodes])
-    free = capacity - taken
-    fits_now = spec.demand_of(spec.minimum).fits_in(free)
+    fits_now = spec.demand_of(spec.minimum).fits_in(capacity - taken)
+    free = _at_least_nothing(capacity - taken)
     message = "has room for the minimum now" if fits_now else f"must wait for capacity: {free} free"
     return Verdict(state.name, Reason.NONE, message, fits_now, taken.dominant_share(capacity), state.queued, free)
 
@@ -139,12 +139,12 @@ def _shortfall(record: ClusterRecord, spec: JobSpec) -> str:
     if wanted.fits_in(held):
         largest = max((node.capacity for node in nodes), key=_size)
         return f"{spec.minimum} of the job do not fit on its nodes; the largest has {largest}"
-    missing = Resources(
-        max(0, wanted.cpu_milli - held.cpu_milli),
-        max(0, wanted.memory_mib - held.memory_mib),
-        max(0, wanted.gpu_milli - held.gpu_milli),
-    )
+    missing = _at_least_nothing(wanted - held)
     return f"holds {held} when empty; the job's minimum needs {missing} more"
+
+
+def _at_least_nothing(amount: Resources) -> Resources:
+    return Resources(max(0, amount.cpu_milli), max(0, amount.memory_mib), max(0, amount.gpu_milli))
 
 
 def _size(amount: Resources) -> tuple[int, int, int]:

@@ -14,9 +14,13 @@ import yaml
 
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
+from fedsched.cli.jobs import LETTERS
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, Progress, Reason
+from fedsched.core.rounds import Absence, Absentee, Outcome, RoundRecord
 from fedsched.errors import FedschedError
+from fedsched.runtime import codec, keys
+from fedsched.runtime.ports import Put
 from tests.cli.conftest import Result, Run
 from tests.controller.stand_in import StandInAgent
 from tests.waiting import eventually
@@ -99,6 +103,44 @@ def test_explain_prints_reason_evidence_verdicts_and_one_next_step(
     assert re.search(r"^evidence   minimum 1w\+1ps needs", out, re.MULTILINE)
     assert re.search(r"^CLUSTER +VERDICT +FITS NOW", out, re.MULTILINE)
     assert re.search(r"^next step  \w+", out, re.MULTILINE)
+    east.run(JobId("1"))
+    reached = Progress(epochs=4.0, steps=60, loss=0.25, accuracy=0.875)
+    east.move(JobId("1"), JobPhase.SUCCEEDED, Reason.FINISHED, progress=reached)
+    eventually(lambda: "is Succeeded on east" in run("explain", "1").out, "it is over")
+    out = run("explain", "1").out
+    assert "trained 4 epochs in 60 steps, loss 0.25, accuracy 0.875" in out
+    assert "VERDICT" not in out, "where else it could go is of no interest any more"
+
+
+def test_events_tell_when_who_moved_which_job_and_why(store: MemoryStore, server: str, run: Run, file: str) -> None:
+    """The first question after something odd is who did it."""
+    started(store, run, file)
+    eventually(lambda: "Running" in run("events", "--job", "1").out, "the move is recorded")
+    first, *_, last = run("events", "--job", "1").out.splitlines()
+    assert re.fullmatch(r"\S+Z  job 1     controller   Queued PendingEvaluation: submitted", first)
+    assert re.search(r"Z  job 1     agent/east   Dispatched -> Running$", last)
+
+
+def test_logs_of_a_job_that_printed_nothing_say_so(store: MemoryStore, server: str, run: Run, file: str) -> None:
+    """An empty answer looks like a broken one."""
+    started(store, run, file)
+    line = AttachClient(store, ClusterName("east"), "east/1/1", lambda job_id, follow: iter(()))
+    try:
+        eventually(lambda: run("logs", "1").code == 0, "the agent is attached")
+        result = run("logs", "1")
+    finally:
+        line.close()
+    assert result.out == ""
+    assert "job 1 have printed nothing" in result.err
+
+
+def test_rounds_say_who_gave_nothing_and_why(store: MemoryStore, server: str, run: Run) -> None:
+    """A federation that does not learn must tell what keeps it from learning."""
+    absentee = Absentee(ClusterName("west"), Absence.DECLINED, "no decision of this cluster has a reward yet")
+    asked = (ClusterName("east"), ClusterName("west"))
+    record = RoundRecord(1, "dl2", 1, 1, Outcome.NO_QUORUM, 2, asked, (), (absentee,), 1.0, 2.0)
+    store.commit((), (Put(keys.round_record(1), codec.dumps(record)),))
+    assert "west declined: no decision of this cluster has a reward yet" in run("federation", "rounds").out
 
 
 def test_a_dry_run_prints_the_verdicts_and_the_long_form(store: MemoryStore, server: str, run: Run, file: str) -> None:
@@ -263,6 +305,18 @@ def test_every_error_has_its_own_code() -> None:
     assert len(codes) == len(set(codes))
 
 
+def test_help_explains_arguments_and_letters_in_plain_text(run: Run) -> None:
+    """Libraries under the command line have dropped one and decorated the other."""
+    shown = run("explain", "--help").out
+    assert re.search(r"ID +The job's id, as `fedsched queue` shows it\. +\[required\]", shown)
+    assert "\\" not in shown
+    shown = " ".join(run("queue", "--help").out.split())
+    for letters in LETTERS.values():
+        assert f" {letters} " in shown
+    assert "..." not in run("--help").out.partition("Commands:")[2], "a summary is cut"
+    assert run("queu").err.count("Did you mean") == 1
+
+
 def test_help_loads_nothing_heavy() -> None:
     """`fedsched --help` must answer in under 0.3 s; these imports are what would make it slow."""
     heavy = ("torch", "grpc", "numpy", "pydantic", "yaml", "rich", "flwr", "opentelemetry", "psutil", "google.protobuf")
@@ -275,3 +329,12 @@ def test_help_loads_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
     for command in ("submit", "queue", "up", "demo", "federation", "policy", "trace", "agent", "server", "train"):
         assert re.search(rf"^  {command} ", result.stdout, re.MULTILINE)
+
+
+def test_what_the_machine_refuses_is_no_fault_of_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk or a missing right asks for the operator, not for a bug report."""
+    monkeypatch.setenv("FEDSCHED_HOME", "/proc/nowhere")
+    done = run("up")
+    assert done.code == 1
+    assert done.err.startswith("[FS300] /proc/nowhere")
+    assert "free space" in done.err

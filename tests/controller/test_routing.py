@@ -182,6 +182,16 @@ def test_what_was_promised_to_waiting_jobs_counts_as_used() -> None:
     assert route(job(1, 1), [promised, cluster("b", 4, used=1)]).choice == "b"
 
 
+def test_a_cluster_that_promised_more_than_it_has_is_said_to_have_nothing_free() -> None:
+    """Whoever asks why a job waits must not be told of negative processors."""
+    crowded = cluster("a", 4, used=4)
+    crowded = Candidate(crowded.name, crowded.record, True, Resources(3 * CPU, 0), 1)
+    [verdict] = route(job(1, 1), [crowded]).verdicts
+    assert (verdict.fits_now, verdict.free.cpu_milli) == (False, 0)
+    assert verdict.message.startswith("must wait for capacity: 0 cpu")
+    assert verdict.share == 7 / 4
+
+
 def test_waiting_for_an_unreachable_cluster_is_said_even_when_another_is_too_small() -> None:
     """The job is not hopeless: its cluster may come back, so that is what the user must hear."""
     result = route(job(4, 0), [cluster("small", 2), cluster("big", 8, reachable=False)])

@@ -12,17 +12,22 @@ def channel_options(address: str) -> tuple[tuple[str, int], ...]:
     return (("grpc.enable_http_proxy", 0),) if address.startswith(LOOPBACK) else ()
 
 
-def is_free(address: str) -> bool:
-    """Whether nobody listens on host:port."""
+def listen_problem(address: str) -> OSError | None:
+    """What keeps a server from listening on host:port now; None when nothing does."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         # As servers bind: an address that is merely in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, int(port)))
-        except OSError:
-            return False
-    return True
+        except OSError as problem:
+            return problem
+    return None
+
+
+def is_free(address: str) -> bool:
+    """Whether a server could listen on host:port now."""
+    return listen_problem(address) is None
 
 
 def free_address() -> str:

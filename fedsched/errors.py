@@ -130,3 +130,12 @@ class StartFailed(Failed):
     """A process did not come up."""
 
     code = "FS302"
+
+
+def of_the_world(problem: OSError) -> Failed:
+    """What the operating system refused, as an error for people: a full disk or a missing right is no fault of ours."""
+    what = problem.strerror or str(problem)
+    return Failed(
+        f"{problem.filename}: {what}" if problem.filename else f"the operating system refused: {what}",
+        "check the path, its permissions and the free space there",
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -18,7 +20,7 @@ from typing import Any
 import psutil
 import yaml
 
-from fedsched.addresses import is_free
+from fedsched.addresses import is_free, listen_problem
 from fedsched.config import (
     AgentConfig,
     AggregatorConfig,
@@ -29,9 +31,20 @@ from fedsched.config import (
     TracingConfig,
 )
 from fedsched.detached import last_lines, spawn
-from fedsched.errors import AddressInUse, Conflict, FedschedError, InvalidInput, StartFailed, TimedOut, Unreachable
+from fedsched.errors import (
+    AddressInUse,
+    Conflict,
+    FedschedError,
+    InvalidConfiguration,
+    InvalidInput,
+    StartFailed,
+    TimedOut,
+    Unreachable,
+)
 from fedsched.files import write_whole
+from fedsched.runtime import codec
 
+STATE_FILE = "federation.json"
 READY_S = 120.0
 """How long all processes may take to be ready; importing torch several times at once takes most of it."""
 STOP_S = 15.0
@@ -104,6 +117,11 @@ def current() -> Federation:
     if len(found) > 1:
         names = ", ".join(f"{state.name} ({state.controller})" for state in found)
         raise InvalidInput(f"{len(found)} federations run on this machine: {names}", "choose one with --server")
+    if not found[0].controller:
+        raise InvalidInput(
+            f"{home() / found[0].name / STATE_FILE} is damaged, and with it the address of the controller is lost",
+            f"restart it (`fedsched down --name {found[0].name}`, then `up`), or name the controller with --server",
+        )
     return found[0]
 
 
@@ -133,7 +151,7 @@ def named(name: str) -> Path:
     """
     known = _known()
     if name:
-        if not (home() / name / "federation.json").exists():
+        if not (home() / name / STATE_FILE).exists():
             names = ", ".join(state.name for state in known) or "none"
             raise InvalidInput(f"there is no federation {name} on this machine; known: {names}", "check the name")
         return home() / name
@@ -253,11 +271,18 @@ class _Start:
 
     def _check_addresses(self) -> None:
         for name, address in (("controller", self._config.controller), ("aggregator", self._config.aggregator)):
-            if name not in self._running and not is_free(address):
+            problem = None if name in self._running else listen_problem(address)
+            if problem is None:
+                continue
+            if problem.errno == errno.EADDRINUSE:
                 raise AddressInUse(
                     f"the {name} cannot listen on {address}: another process does",
                     f"stop that process, or set `{name}` to another address in the federation file",
                 )
+            raise InvalidConfiguration(
+                f"the {name} cannot listen on {address}: {problem.strerror}",
+                f"set `{name}` to an address of this machine in the federation file",
+            )
 
     def _start_etcd(self) -> None:
         from fedsched.adapters import etcd_server
@@ -272,7 +297,7 @@ class _Start:
             self._say(f"etcd at {self._config.etcd.address} answers")
         elif "etcd" not in self._running:
             log = self._log("etcd")
-            server = etcd_server.start(self._dir / "etcd" / "data", self._state.etcd or None, log)
+            server = etcd_server.start(_etcd_data(self._dir), self._state.etcd or None, log)
             self._keep(Started("etcd", server.pid, psutil.Process(server.pid).create_time(), str(log)))
             self._state = replace(self._state, etcd=server.address)
             _write(self._dir, self._state)
@@ -331,9 +356,9 @@ class _Start:
         self._keep(Started(name, pid, psutil.Process(pid).create_time(), str(log)))
 
     def _log(self, name: str) -> Path:
-        logs = self._dir / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        return logs / f"{name.replace(' ', '-')}.log"
+        log = _log_file(self._dir, name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log
 
     def _keep(self, process: Started) -> None:
         """Note the process at once: whatever happens next, `down` finds it."""
@@ -390,6 +415,14 @@ def _agent_dir(state_dir: Path, cluster: str) -> Path:
     return state_dir / "clusters" / cluster
 
 
+def _etcd_data(state_dir: Path) -> Path:
+    return state_dir / "etcd" / "data"
+
+
+def _log_file(state_dir: Path, name: str) -> Path:
+    return state_dir / "logs" / f"{name.replace(' ', '-')}.log"
+
+
 def _known() -> list[Federation]:
     """All federations with a state file, by name."""
     if not home().is_dir():
@@ -399,22 +432,51 @@ def _known() -> list[Federation]:
 
 
 def _read(state_dir: Path) -> Federation | None:
-    file = state_dir / "federation.json"
     try:
-        plain = json.loads(file.read_text())
-        plain["processes"] = tuple(Started(**process) for process in plain["processes"])
-        plain["clusters"] = tuple(plain["clusters"])
-        return Federation(**plain)
+        return codec.loads(Federation, (state_dir / STATE_FILE).read_bytes())
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as problem:
-        raise InvalidInput(
-            f"{file} cannot be read: {problem}", "stop the processes that it names by hand and remove it"
-        ) from problem
+    except (ValueError, OSError):
+        return _recognised(state_dir)
+
+
+def _recognised(state_dir: Path) -> Federation:
+    """What is left to know of a federation whose state file is damaged: enough to stop it, and then to start it again.
+
+    Its processes are recognised by the files that they were started with.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            name = _name_in(process.cmdline(), state_dir)
+            if name:
+                found.append(Started(name, process.pid, process.create_time(), str(_log_file(state_dir, name))))
+    return Federation(
+        name=state_dir.name,
+        controller="",
+        aggregator="",
+        etcd="",
+        clusters=tuple(sorted(folder.name for folder in (state_dir / "clusters").glob("*"))),
+        trace_endpoint="",
+        trace_file="",
+        config="",
+        processes=tuple(found),
+    )
+
+
+def _name_in(command: list[str], state_dir: Path) -> str:
+    """The name of a federation's process with this command line; empty when it is none."""
+    if f"--data-dir={_etcd_data(state_dir)}" in command:
+        return "etcd"
+    for word, following in itertools.pairwise(command):
+        file = Path(following)
+        if word == "--config" and file.parent == state_dir and file.suffix == ".yaml":
+            return file.stem.replace("-", " ", 1) if file.stem.startswith("agent-") else file.stem
+    return ""
 
 
 def _write(state_dir: Path, state: Federation) -> None:
-    write_whole(state_dir / "federation.json", json.dumps(asdict(state), indent=2).encode())
+    write_whole(state_dir / STATE_FILE, json.dumps(asdict(state), indent=2).encode())
 
 
 @contextlib.contextmanager

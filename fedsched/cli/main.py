@@ -16,7 +16,7 @@ import typer.core
 
 from fedsched import __version__
 from fedsched.cli import bench, demo, federation, jobs, policy, servers, sim, trace, train
-from fedsched.errors import FedschedError
+from fedsched.errors import FedschedError, of_the_world
 
 INTERRUPTED = 130
 
@@ -67,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except FedschedError as problem:
-        sys.stderr.write(f"{problem}\n")
-        return problem.exit_code
+        return _tell(problem)
     except click.exceptions.NoArgsIsHelpError as problem:
         problem.show()
         return 2
@@ -81,10 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (`head`, a pager) has seen enough; nothing may complain about that at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:
+        return _tell(of_the_world(problem))
     except Exception as problem:
         sys.stderr.write(f"[FS000] this should not have happened: {type(problem).__name__}: {problem}\n")
         sys.stderr.write(f"  try: report it with {_write_down(traceback.format_exc())}\n")
         return 1
+
+
+def _tell(problem: FedschedError) -> int:
+    sys.stderr.write(f"{problem}\n")
+    return problem.exit_code
 
 
 def _write_down(story: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedsched.cli.jobs import COLUMNS, row
+from fedsched.cli.jobs import COLUMNS, SPARE, row
 from fedsched.cli.output import Format, Output, emit, emit_line, moment, span, table
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Screen:
         """Show a line with the time since the start."""
         text = f"{time.monotonic() - self._begun_s:6.1f} s  {line}"
         if self._live is not None:
-            self._live.console.print(text, highlight=False, markup=False)
+            self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr if self._stderr else sys.stdout, flush=True)
 
@@ -66,7 +66,8 @@ class _Screen:
         if self._live is not None:
             from fedsched.cli.output import grid
 
-            self._live.update(grid(COLUMNS, [row(job, time.time()) for job in jobs]))
+            rows = [row(job, time.time()) for job in jobs]
+            self._live.update(grid(COLUMNS, rows, SPARE, self._live.console.width))
 
 
 def _print(summary: Summary, took_s: float, output: Format) -> None:

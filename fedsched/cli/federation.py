@@ -149,6 +149,7 @@ def rounds(limit: Limit = 20, server: Server = "", output: Output = Format.TABLE
                 )
                 for record in found
             ],
+            spare=("TOOK", "ABSENT", "POLICY"),
         )
 
 

@@ -37,6 +37,8 @@ LETTERS = {
 COLUMNS = (
     "ID", "NAME", "QUEUE", "USER", "CLUSTER", "ST", "PS", "WORKERS", "PROG", "RUNTIME", "ATT", "ETA", "REASON",
 )  # fmt: skip
+SPARE = ("QUEUE", "USER", "ATT", "ETA", "RUNTIME")
+"""Columns that narrow terminals do without, this one first."""
 WAIT_CODES = {"Succeeded": 0, "Failed": 10, "Cancelled": 11}
 LOST_CODE = 12
 RECONNECT_S = 60.0
@@ -118,7 +120,7 @@ def queue(
         if (user is None or job.spec.user == user) and (queue_name is None or job.spec.queue == queue_name)
     ]
     if not emit(jobs, output, [f"job/{job.spec.job_id}" for job in jobs]):
-        table(COLUMNS, [row(job, time.time()) for job in jobs])
+        table(COLUMNS, [row(job, time.time()) for job in jobs], SPARE)
 
 
 def info(server: Server = "", output: Output = Format.TABLE) -> None:
@@ -130,6 +132,7 @@ def info(server: Server = "", output: Output = Format.TABLE) -> None:
             ("CLUSTER", "STATE", "AGENT", "SEEN", "NODES", "CPU USED/TOTAL", "GPU USED/TOTAL", "QUEUED", "RUNNING",
              "POLICY"),
             [_cluster_row(view) for view in clusters],
+            spare=("AGENT", "NODES", "GPU USED/TOTAL"),
         )  # fmt: skip
 
 
@@ -349,6 +352,7 @@ def _verdicts(routing: Routing) -> None:
             )
             for verdict in routing.verdicts
         ],
+        spare=("ASKED", "WAITING"),
     )
 
 

@@ -30,6 +30,9 @@ MOMENTS = frozenset(
 )
 """Fields that hold unix times, not durations. JSON shows them as RFC 3339 under a name that ends in `_at`."""
 WIDE = 400
+GAP = 2
+CUT_MIN = 16
+"""A last column is cut to no less than this; the start of a reason or a message has to be readable."""
 
 
 def plain(value: object) -> Any:
@@ -108,27 +111,51 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Aligned columns without lines around them."""
+def grid(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = (), width: int | None = None
+) -> Table:
+    """Aligned columns without lines around them.
+
+    Args:
+        spare: columns but the last that may be left out, the first one first, where `width` is too small.
+        width: of the terminal. The last column is cut to it, if that leaves enough to read.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        shown.add_column(column, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        shown.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
+    lines = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
+    widths = {name: max(map(cell_len, (name, *(line[n] for line in lines)))) for n, name in enumerate(columns)}
+    kept = list(columns)
+    excess = 0 if width is None else sum(widths.values()) + GAP * (len(kept) - 1) - width
+    last = widths[columns[-1]]
+    for name in spare:
+        if last - excess < min(last, CUT_MIN):
+            kept.remove(name)
+            excess -= widths[name] + GAP
+    room = last - max(0, excess)
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for name in kept:
+        cut = room if name == columns[-1] and room >= CUT_MIN else None
+        shown.add_column(name, no_wrap=True, overflow="ellipsis", max_width=cut)
+    places = [columns.index(name) for name in kept]
+    for line in lines:
+        shown.add_row(*(Text(line[place]) for place in places))
     return shown
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print aligned columns; cut to the width of a terminal, and complete anywhere else."""
-    shown, terminal = grid(columns, rows), console()
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> None:
+    """Print aligned columns; fitted to the width of a terminal (see `grid`), and complete anywhere else."""
+    terminal = console()
     if terminal.is_terminal:
+        shown = grid(columns, rows, spare, terminal.width)
+        # A table that cannot be fitted is broken by the terminal; Rich would cut every column to nothing.
+        needed = terminal.measure(shown, options=terminal.options.update(width=WIDE)).maximum
+        terminal.width = max(terminal.width, needed)
         terminal.print(shown)
         return
     with terminal.capture() as captured:
-        terminal.print(shown)
+        terminal.print(grid(columns, rows))
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

@@ -41,6 +41,7 @@ def list_versions(server: Server = "", output: Output = Format.TABLE) -> None:
                 )
                 for item in found
             ],
+            spare=("DIGEST", "PARENT"),
         )
 
 

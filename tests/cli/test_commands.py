@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
-from fedsched.cli.jobs import LETTERS
+from fedsched.cli.jobs import COLUMNS, LETTERS, SPARE
+from fedsched.cli.output import table
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, Progress, Reason
 from fedsched.core.rounds import Absence, Absentee, Outcome, RoundRecord
@@ -315,6 +318,24 @@ def test_help_explains_arguments_and_letters_in_plain_text(run: Run) -> None:
         assert f" {letters} " in shown
     assert "..." not in run("--help").out.partition("Commands:")[2], "a summary is cut"
     assert run("queu").err.count("Did you mean") == 1
+
+
+def test_a_narrow_terminal_shows_the_columns_that_matter_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut to equal shares, not even a job's id can be read."""
+    cells = ("12", "a-long-name", "default", "someone", "east", "R", "1/1..2", "1/1..3", "25%", "00:00:10", 1, "~9s")
+    shown = {}
+    for width in (200, 80):
+        screen = io.StringIO()
+        terminal = Console(file=screen, force_terminal=True, width=width, color_system=None)
+        monkeypatch.setattr("fedsched.cli.output.console", lambda terminal=terminal: terminal)
+        table(COLUMNS, [(*cells, "WaitingForCapacityAndSomeMore")], SPARE)
+        shown[width] = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert shown[200][1].split() == [*map(str, cells), "WaitingForCapacityAndSomeMore"]
+    head, line = shown[80]
+    assert head.split() == ["ID", "NAME", "CLUSTER", "ST", "PS", "WORKERS", "PROG", "RUNTIME", "REASON"]
+    assert line.split()[:8] == ["12", "a-long-name", "east", "R", "1/1..2", "1/1..3", "25%", "00:00:10"]
+    assert line.endswith("\u2026")
+    assert len(line) <= 80
 
 
 def test_help_loads_nothing_heavy() -> None:

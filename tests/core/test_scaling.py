@@ -473,9 +473,9 @@ def test_a_script_may_take_its_time_after_the_last_step() -> None:
     core.handle(scaling.TaskReported(2.0, TaskName("ps-0"), saved=10))
     core.handle(scaling.CheckpointWritten(3.0, 10))
     core.handle(scaling.Tick(3000.0))
-    assert core.phase is Phase.TRAINING
+    before = core.phase
     core.handle(scaling.TaskGone(3001.0, TaskName("worker-0")))
-    assert core.phase is Phase.FINISHED
+    assert (before, core.phase) == (Phase.TRAINING, Phase.FINISHED)
 
 
 def test_the_last_checkpoint_not_written_fails_the_job_and_any_other_does_not() -> None:

@@ -470,8 +470,10 @@ def test_a_script_may_take_its_time_after_the_last_step() -> None:
     for task in names("ps-0", "worker-0"):
         core.handle(scaling.TaskReported(1.0, task))
     core.handle(scaling.TaskReported(2.0, TaskName("worker-0"), done=10))
-    core.handle(scaling.TaskReported(2.0, TaskName("ps-0"), saved=10))
-    core.handle(scaling.CheckpointWritten(3.0, 10))
+    saves = core.handle(scaling.TaskReported(2.0, TaskName("ps-0"), saved=10))
+    for command in saves:
+        assert isinstance(command, scaling.CompleteCheckpoint)
+        core.handle(scaling.CheckpointWritten(3.0, command.step))
     core.handle(scaling.Tick(3000.0))
     before = core.phase
     core.handle(scaling.TaskGone(3001.0, TaskName("worker-0")))

@@ -18,7 +18,7 @@ from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason, Trigger, next_phase
 from fedsched.core.routing import Candidate, Routing, route
 from fedsched.core.views import Job
-from fedsched.errors import StoreUnavailable
+from fedsched.errors import Failed, StoreUnavailable
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Delete, Guard, Put, RevisionIs, Store
 
@@ -67,6 +67,7 @@ class Dispatcher:
         self._monotonic = monotonic
         self._stop = threading.Event()
         self._recorded: set[str] = set()
+        self._history_failed = False
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     def start(self) -> None:
@@ -102,7 +103,7 @@ class Dispatcher:
     def work(self) -> None:
         """One pass: write finished jobs down and, while leading, dispatch and tidy up."""
         tracked = self._cache.tracked()
-        self._record(tracked)
+        self._record_all(tracked)
         if not self._leadership.leading:
             return
         guard = self._leadership.guard()
@@ -159,16 +160,27 @@ class Dispatcher:
         key = keys.job_status(status.job_id)
         self._store.commit((RevisionIs(key, revision), guard), (Put(key, codec.dumps(after)),))
 
-    def _record(self, tracked: list[Tracked]) -> None:
-        for job in tracked:
-            spec, status = job.spec, job.status
-            assert spec is not None
-            assert status is not None
-            if status.phase not in TERMINAL or spec.job_id in self._recorded or status.seq not in job.transitions:
-                continue
-            steps = tuple(step for _, (_, step) in sorted(job.transitions.items()))
-            self._history.add(Past(Job(spec, status), self._cache.idempotency_key(spec.job_id), steps))
-            self._recorded.add(spec.job_id)
+    def _record_all(self, tracked: list[Tracked]) -> None:
+        """Write finished jobs down. A history that cannot be written costs no other job its dispatch."""
+        try:
+            for job in tracked:
+                self._record(job)
+        except Failed as problem:
+            if not self._history_failed:
+                _log.error("%s", problem.message)
+            self._history_failed = True
+        else:
+            self._history_failed = False
+
+    def _record(self, job: Tracked) -> None:
+        spec, status = job.spec, job.status
+        assert spec is not None
+        assert status is not None
+        if status.phase not in TERMINAL or spec.job_id in self._recorded or status.seq not in job.transitions:
+            return
+        steps = tuple(step for _, (_, step) in sorted(job.transitions.items()))
+        self._history.add(Past(Job(spec, status), self._cache.idempotency_key(spec.job_id), steps))
+        self._recorded.add(spec.job_id)
 
     def _remove_old(self, tracked: list[Tracked], guard: Guard) -> None:
         """Remove finished jobs from the store, their steps first: a job is there until its status goes."""

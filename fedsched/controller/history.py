@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, JobStatus, Transition
 from fedsched.core.views import Job
-from fedsched.errors import StartFailed
+from fedsched.errors import Failed, StartFailed
 from fedsched.runtime import codec
 
 _SCHEMA = """
@@ -46,10 +48,12 @@ class History:
 
     Raises:
         StartFailed: the file is damaged, or no history.
+        Failed: by every method, while the file cannot be read or written.
     """
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(file, check_same_thread=False, timeout=10.0)
         try:
@@ -66,12 +70,12 @@ class History:
     def add(self, past: Past) -> None:
         """Write a finished job down."""
         job_id = past.job.spec.job_id
-        with self._lock, self._connection:
-            self._connection.execute(
+        with self._using() as connection, connection:
+            connection.execute(
                 "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
                 (job_id, past.idempotency_key, _text(past.job.spec), _text(past.job.status)),
             )
-            self._connection.executemany(
+            connection.executemany(
                 "INSERT OR REPLACE INTO transitions VALUES (?, ?, ?)",
                 [(job_id, step.seq, _text(step)) for step in past.transitions],
             )
@@ -91,8 +95,8 @@ class History:
     def transitions(self, job_id: JobId | None = None) -> list[Transition]:
         """The steps of one job or of all, by job and number."""
         where, values = ("WHERE job_id = ?", (job_id,)) if job_id else ("", ())
-        with self._lock:
-            rows = self._connection.execute(
+        with self._using() as connection:
+            rows = connection.execute(
                 f"SELECT transition FROM transitions {where} ORDER BY job_id, seq", values
             ).fetchall()
         return [codec.loads(Transition, row[0]) for row in rows]
@@ -102,9 +106,21 @@ class History:
         with self._lock:
             self._connection.close()
 
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        """The file, for one thread at a time."""
+        try:
+            with self._lock:
+                yield self._connection
+        except sqlite3.Error as problem:
+            raise Failed(
+                f"the history of finished jobs in {self._file} does not answer: {problem}",
+                "check that file and the free space there; finished jobs stay in etcd until it does",
+            ) from problem
+
     def _jobs(self, where: str, values: tuple[str, ...]) -> list[Job]:
-        with self._lock:
-            rows = self._connection.execute(f"SELECT spec, status FROM jobs {where}", values).fetchall()
+        with self._using() as connection:
+            rows = connection.execute(f"SELECT spec, status FROM jobs {where}", values).fetchall()
         return [Job(codec.loads(JobSpec, spec), codec.loads(JobStatus, status)) for spec, status in rows]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -294,6 +295,44 @@ def test_a_damaged_history_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="history of finished jobs") as damaged:
         History(file)
     assert "backup" in damaged.value.hint
+
+
+def test_a_history_that_cannot_be_written_stops_no_dispatch_and_loses_no_job(
+    store: MemoryStore, spec: JobSpec, tmp_path: Path
+) -> None:
+    """A full disk beside the controller must not be an outage of every cluster."""
+    mine = store.commit((), (Put(keys.leader("controller"), b"me"),)).revision
+    east = StandInAgent(store, "east")
+    file = tmp_path / "history.sqlite"
+    history, cache = History(file), Cache()
+    watch = cache.follow(store)
+    admission = Admission(store, cache, history, "test")
+    dispatcher = Dispatcher(store, cache, history, Believer(mine), "me", 0.0)
+    first = admission.submit(spec, "", dry_run=False).job.spec.job_id
+    eventually(lambda: cache.clusters(), "the cluster is known")
+    dispatcher.work()
+    east.run(first)
+    east.end(first)
+    eventually(lambda: cache.job(first).status.phase is JobPhase.SUCCEEDED, "its end is known")  # type: ignore[union-attr]
+    with sqlite3.connect(file) as connection:
+        connection.execute("ALTER TABLE jobs RENAME TO away")
+    connection.close()
+
+    second = admission.submit(spec, "", dry_run=False).job.spec.job_id
+    dispatcher.work()
+    assert second in east.assigned()
+    assert store.get(keys.job_status(first)) is not None, "a job that is not written down stays in etcd"
+    with pytest.raises(Failed, match="history of finished jobs"):
+        history.jobs()
+
+    with sqlite3.connect(file) as connection:
+        connection.execute("ALTER TABLE away RENAME TO jobs")
+    connection.close()
+    dispatcher.work()
+    assert store.get(keys.job_status(first)) is None
+    assert [job.spec.job_id for job in history.jobs()] == [first]
+    watch.close()
+    history.close()
 
 
 def test_unknown_jobs_are_not_found_by_any_call(client: JobsClient) -> None:

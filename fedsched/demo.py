@@ -114,6 +114,7 @@ def _story(client: JobsClient, say: Callable[[str], None], show: Show, trace_fil
     next_s = time.monotonic()
     ids: list[JobId] = []
     seen: set[tuple[str, int]] = set()
+    round_told = 0
     while True:
         if waiting and time.monotonic() >= next_s:
             ids.append(_submit(client, *waiting.pop(0), say))
@@ -124,6 +125,10 @@ def _story(client: JobsClient, say: Callable[[str], None], show: Show, trace_fil
             if (step.job_id, step.seq) not in seen:
                 seen.add((step.job_id, step.seq))
                 _tell(step, say)
+        for record in _combined(client):
+            if record["number"] > round_told:
+                round_told = record["number"]
+                _tell_round(record, say)
         over = not waiting and all(job.status.phase in TERMINAL for job in jobs)
         if (over and _learned(client, before)) or time.monotonic() >= deadline_s:
             return _summary(client, jobs, before, trace_file)
@@ -153,9 +158,14 @@ def _example(example: str, name: str, epochs: int) -> JobSpec:
 def _tell(step: Transition, say: Callable[[str], None]) -> None:
     """A line for what people want to see; the rest is in `fedsched events`."""
     if step.target in (JobPhase.RUNNING, JobPhase.RESIZING) or step.target in TERMINAL:
-        held = f" with {step.allocation}" if step.allocation else ""
+        held = f" with {step.allocation}" if step.allocation and step.target is JobPhase.RUNNING else ""
         why = f": {step.message}" if step.message else ""
         say(f"job {step.job_id} {step.target.value}{held}{why}")
+
+
+def _tell_round(record: dict[str, Any], say: Callable[[str], None]) -> None:
+    gave = ", ".join(f"{part['cluster']} ({part['samples']} decisions)" for part in record["contributions"])
+    say(f"round {record['number']}: gradients from {gave}; policy v{record['base_version']} -> v{record['version']}")
 
 
 def _versions(client: JobsClient) -> tuple[tuple[str, int], ...]:

@@ -112,7 +112,7 @@ def _print(summary: Summary, took_s: float, output: Format) -> None:
             print(f"policy of {cluster}: v{dict(summary.versions_before)[cluster]} -> v{version}")
         print(f"rounds with both clusters: {len(summary.rounds)}; resizes while training: {summary.resizes}")
         print(f"lost jobs: {summary.lost}; jobs run twice: {summary.doubled}")
-        print(f"trace: {summary.trace_file}")
+        print(f"trace: {summary.trace_file} (fedsched trace show JOB --file ...)")
         for problem in summary.problems:
             print(f"NOT AS PROMISED: {problem}")
         print(f"{'done' if not summary.problems else 'failed'} after {span(took_s)}")

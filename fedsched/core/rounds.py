@@ -541,6 +541,7 @@ class Rounds:
         if held.saving.policy is None:
             return []
         self._version = self._version_last = held.saving.policy.version
+        self._first_pending = False
         behind = tuple(name for name, member in self.members.items() if member.version != self._version)
         return [OfferPolicy(self._version, behind)] if behind else []
 

@@ -259,6 +259,23 @@ def test_the_very_first_round_comes_as_soon_as_enough_agents_are_ready() -> None
     assert core.handle(TimePassed(1004)) == [], "only the first one hurries"
 
 
+def test_after_a_first_round_that_combined_nothing_hurries_any_more() -> None:
+    """Else a second version follows at once, from the same decisions, when the agents have enough of them."""
+    core = rounds(number_last=0)
+    core.handle(joined(EAST, samples=1))
+    core.handle(joined(WEST, samples=1))
+    assert core.handle(TimePassed(1060)) == [RequestUpdates(1, 5, (EAST, WEST), 10)]
+    for cluster in (EAST, WEST):
+        core.handle(update(cluster, number=1, samples=1))
+    core.handle(Combined(1, WEIGHTS, 1062))
+    core.handle(RoundSaved(1))
+    for cluster in (EAST, WEST):
+        core.handle(MemberReported(cluster, 1, 8, 50))
+
+    assert core.handle(TimePassed(1063)) == []
+    assert core.handle(TimePassed(1120)) == [RequestUpdates(2, 8, (EAST, WEST), 10)]
+
+
 def test_an_agent_that_joins_later_is_offered_the_version_in_force() -> None:
     """A cluster that was away must not schedule with an old policy until the next round."""
     core = rounds()

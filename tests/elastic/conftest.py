@@ -17,11 +17,15 @@ from typing import Any, cast
 
 import grpc
 import pytest
+import torch
 
 from fedsched.elastic import coordinator, ending, server
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import JobControlStub
 from tests.waiting import eventually
+
+# The models are tiny: several threads would only wait for each other, for minutes where other tests hold the cores.
+torch.set_num_threads(1)
 
 SCRIPT = Path(__file__).parent / "tiny.py"
 DEADLINE_S = 60.0

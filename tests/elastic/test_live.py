@@ -72,7 +72,7 @@ def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_
     job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A scheduler may resize a job as it likes only if the user's result does not depend on it."""
-    env = {"EPOCHS": "100", "OPTIMIZER": "adam"}
+    env = {"EPOCHS": "45", "OPTIMIZER": "adam"}
     reference = alone(tmp_path, monkeypatch, **env)
     trace = tmp_path / "trace.jsonl"
     job = job_of(**env, HURRY=str(tmp_path / "hurry"), FEDSCHED_TRACE_FILE=str(trace)).start(*FIRST)
@@ -108,7 +108,7 @@ def _schedule(seed: int) -> list[tuple[int, tuple[str, ...]]]:
         servers = [f"ps-{index}" for index in range(3) if chance.random() < 0.6]
         members = (*servers, *workers)
         if workers and servers and members != before:
-            step += 5 + int(chance.random() * 20)
+            step += 3 + int(chance.random() * 12)
             schedule.append((step, members))
             before = members
     return schedule
@@ -130,7 +130,7 @@ def test_a_second_attempt_goes_on_from_the_checkpoint_with_another_number_of_ser
     job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A preempted job loses no work, and gets back whatever the cluster can spare then."""
-    env = {"EPOCHS": "50", "OPTIMIZER": "adam"}
+    env = {"EPOCHS": "20", "OPTIMIZER": "adam"}
     reference = alone(tmp_path, monkeypatch, **env)
     job = job_of(**env, HURRY=str(tmp_path / "hurry")).start(*FIRST, "worker-1")
     job.until_step(30)
@@ -261,7 +261,7 @@ def test_a_resize_whose_new_task_never_joins_is_rolled_back_while_training_goes_
 ) -> None:
     """A node that cannot start a task must cost the job nothing but the resize."""
     hurry = tmp_path / "hurry"
-    job = job_of(EPOCHS="100", HURRY=str(hurry)).start(*FIRST)
+    job = job_of(EPOCHS="20", HURRY=str(hurry)).start(*FIRST)
     job.until_step(5)
     reply = job.scale(*FIRST, "worker-1", deadline_s=0.3, start=False)
     hurry.touch()

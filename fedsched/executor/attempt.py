@@ -23,7 +23,7 @@ from fedsched.errors import FedschedError
 from fedsched.executor import orders, records
 from fedsched.executor.control import Answer, Control
 from fedsched.executor.endings import explain
-from fedsched.executor.launching import Launching
+from fedsched.executor.launching import MACHINE_ERRORS, Launching, MachineTrouble
 from fedsched.executor.orders import Surroundings
 from fedsched.executor.processes import end_orphans, is_alive, send
 from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord, TaskRecord
@@ -44,6 +44,8 @@ LEAVE_S = 2.0
 """How long tasks may take to leave by themselves once the job is stopped."""
 NEWS_S = 0.5
 """How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
+TROUBLE_PAUSE_S = 5.0
+"""How long an attempt that the machine could not start is not yet over."""
 LOG_TAIL_BYTES = 16384
 JOB_ENDED = "the job ended: "
 """What a worker of the elastic runtime says when it ends because the job has failed."""
@@ -187,6 +189,7 @@ class AttemptDriver:
         self._resize: _Resize | None = None
         self._restore: _Restore | None = None
         self._ending: _Ending | None = None
+        self._stop_wanted = False
         self._silent = False
         self._let_go = False
 
@@ -221,7 +224,7 @@ class AttemptDriver:
             while not self._let_go and not self._is_over():
                 self._tick()
         except (FedschedError, OSError) as problem:
-            self._give_up(Reason.START_FAILED, _text(problem))
+            self._give_up(_reason_of(problem), _text(problem))
         except Exception as problem:
             _log.exception("a fault of fedsched ended attempt %s", self.name)
             self._give_up(Reason.TASK_KILLED, f"a fault of fedsched ended the attempt: {problem!r}")
@@ -229,6 +232,7 @@ class AttemptDriver:
             if self._control is not None:
                 self._control.close()
         if not self._let_go:
+            self._wait_out()
             self._conclude()
 
     def _tick(self) -> None:
@@ -614,6 +618,7 @@ class AttemptDriver:
             records.write(self._files.stop, order)
         except OSError as problem:  # only an adoption would miss it
             _log.warning("cannot take note that %s is to stop: %s", self.name, problem)
+        self._stop_wanted = True
         now = time.monotonic()
         before = self._ending
         if before is not None:
@@ -675,6 +680,14 @@ class AttemptDriver:
             if time.monotonic() - told_at > 10.0:
                 told_at = time.monotonic()
                 _log.warning("tasks of %s do not die of SIGKILL; waiting for them", self.name)
+
+    def _wait_out(self) -> None:
+        """A machine that can start nothing is not asked again at once, but an order to stop is obeyed at any moment."""
+        until = time.monotonic() + TROUBLE_PAUSE_S
+        while self._ending is not None and self._ending.reason is Reason.NODE_LOST and time.monotonic() < until:
+            self._read_mail()
+            if self._let_go or self._stop_wanted:
+                return
 
     def _conclude(self) -> None:
         """Nothing of the attempt runs any more: say so, once, and for good."""
@@ -750,6 +763,12 @@ def _tail(path: Path, offset: int) -> str:
             return log.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _reason_of(problem: FedschedError | OSError) -> Reason:
+    """Whether the machine or the job is to blame: only the job's own faults would come again elsewhere and later."""
+    of_machine = isinstance(problem, MachineTrouble) or getattr(problem, "errno", None) in MACHINE_ERRORS
+    return Reason.NODE_LOST if of_machine else Reason.START_FAILED
 
 
 def _text(problem: FedschedError | OSError) -> str:

@@ -160,7 +160,7 @@ class Launcher:
         try:
             answer = self._start(codec.loads(TaskOrder, json.dumps(request["order"])))
         except OSError as problem:
-            return {"error": f"{problem.filename or 'fork'}: {problem.strerror}"}
+            return {"error": f"{problem.filename or 'fork'}: {problem.strerror}", "errno": problem.errno}
         return answer if isinstance(answer, task.Fork) else {"error": "", "record": json.loads(codec.dumps(answer))}
 
     def _start(self, order: TaskOrder) -> TaskRecord | task.Fork:

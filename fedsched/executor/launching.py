@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -23,8 +24,20 @@ ANSWER_S = 120.0
 SPAWN_S = 30.0
 """Longest wait for a new launcher to detach itself."""
 
+MACHINE_ERRORS = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO,
+        errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM,
+    }
+)  # fmt: skip
+"""What the operating system says when the machine has run out of something, whatever job asks."""
+
 RETRIES_S = (0.05, 0.2, 0.5, 1.0)
 """Waits after failed tries to start a task: a launcher that was killed may take connections for a moment longer."""
+
+
+class MachineTrouble(StartFailed):
+    """The machine, not the job, keeps a task from being started: another try later may succeed."""
 
 
 class Launching:
@@ -52,6 +65,7 @@ class Launching:
 
         Raises:
             StartFailed: it could not be started, and the message says why.
+            MachineTrouble: any task would have met the same.
         """
         with self._lock:
             for wait_s in RETRIES_S:
@@ -65,7 +79,7 @@ class Launching:
                     last = problem
                 self._disconnect()
                 time.sleep(wait_s)
-            raise StartFailed(f"{order.task} could not be started: no launcher stays: {last}", self._hint())
+            raise MachineTrouble(f"{order.task} could not be started: no launcher stays: {last}", self._hint())
 
     def fence(self, term: int) -> None:
         """Have orders of older terms refused that may still be on their way to the launcher, if there is one."""
@@ -93,7 +107,8 @@ class Launching:
         self._ensure()
         answer = self._exchange({"op": "start", "term": term, "order": json.loads(codec.dumps(order))})
         if answer["error"]:
-            raise StartFailed(f"{order.task} could not be started: {answer['error']}", self._hint())
+            kind = MachineTrouble if answer.get("errno") in MACHINE_ERRORS else StartFailed
+            raise kind(f"{order.task} could not be started: {answer['error']}", self._hint())
         return codec.loads(TaskRecord, json.dumps(answer["record"]))
 
     def _hint(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from fedsched.core.commands import AdoptJobs, StartJob
 from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported, ScaleFailed
 from fedsched.core.job import Reason
-from fedsched.executor import records
+from fedsched.executor import launching, records
 from fedsched.executor.local import LocalExecutor
 from fedsched.executor.processes import identify
 from fedsched.executor.records import FenceRecord, LauncherRecord
@@ -406,6 +407,33 @@ def test_a_directory_that_cannot_be_written_ends_the_attempt_with_the_reason(clu
 
     assert exited.reason is Reason.START_FAILED
     assert str(cluster.root / "jobs" / JOB) in exited.message
+
+
+@pytest.mark.parametrize("where", ["order.json", "fence.json", "launcher"])
+def test_a_full_disk_is_not_the_jobs_fault(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Every job that starts or resumes while a disk is full would be lost for good."""
+    write = records.write
+
+    def full(path: Path, record: object) -> None:
+        if path.name == where:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, record)
+
+    def refuse(_connection: object, _request: object) -> dict[str, object]:
+        return {"error": "fork: No space left on device", "errno": errno.ENOSPC}
+
+    cluster.executor.submit(AdoptJobs(1, cluster.next_seq(), ()))
+    eventually(lambda: cluster.layout.fence.exists(), "the executor is up")
+    monkeypatch.setattr(records, "write", full)
+    if where == "launcher":
+        monkeypatch.setattr(launching, "exchange", refuse)
+    cluster.start(cluster.spec())
+
+    exited = cluster.wait_for(JobExited)
+
+    assert exited.reason is Reason.NODE_LOST, exited.message
+    assert "No space left on device" in exited.message
+    assert cluster.alive() == set()
 
 
 def test_a_job_id_that_leads_out_of_the_directory_is_refused(cluster: Cluster) -> None:

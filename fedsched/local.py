@@ -155,10 +155,16 @@ def named(name: str) -> Path:
             names = ", ".join(state.name for state in known) or "none"
             raise InvalidInput(f"there is no federation {name} on this machine; known: {names}", "check the name")
         return home() / name
-    found = [state for state in known if state.running()] or known
+    running = [state for state in known if state.running()]
+    found = running or known
     if len(found) > 1:
         names = ", ".join(state.name for state in found)
-        raise InvalidInput(f"{len(found)} federations could be meant: {names}", "choose one with --name")
+        if running:
+            raise InvalidInput(f"{len(found)} federations run on this machine: {names}", "choose one with --name")
+        raise InvalidInput(
+            f"no federation runs on this machine; stopped are {names}",
+            "nothing has to be stopped; to delete what one has left, name it: --name NAME --purge",
+        )
     if not found:
         raise InvalidInput("no federation was started on this machine", "nothing has to be stopped")
     return home() / found[0].name

@@ -71,3 +71,12 @@ def test_an_address_that_cannot_be_had_is_told_from_one_in_use() -> None:
     problem = listen_problem("192.0.2.1:7480")
     assert problem is not None
     assert problem.errno != errno.EADDRINUSE
+
+
+def test_down_after_down_says_that_nothing_runs(home: Path) -> None:
+    """Who stops everything twice must not be asked which of the stopped ones to stop."""
+    for name in ("demo", "mine"):
+        (home / name).mkdir()
+        (home / name / local.STATE_FILE).write_text("{}")
+    with pytest.raises(InvalidInput, match="no federation runs on this machine; stopped are demo, mine"):
+        local.named("")

@@ -426,7 +426,11 @@ class Scaling:
     def _report(self, event: TaskReported) -> None:
         if event.task not in self._members:
             self._members[event.task] = _Member(self.time_s)
-            self._left.pop(event.task, None)
+            if event.task in self._needed() and self._left.get(event.task, -1) >= self.steps:
+                # Its part is done. The job must not wait for this one to do it again, which it never could.
+                self._dismissed.add(event.task)
+            else:
+                self._left.pop(event.task, None)
         member = self._members[event.task]
         member.seen = max(member.seen, event.seen)
         member.holds = max(member.holds, event.holds)
@@ -444,7 +448,7 @@ class Scaling:
         if self.ended or (member and member.told_to_leave):
             self._dismissed.discard(event.task)
             if member:
-                self._left[event.task] = member.done
+                self._left[event.task] = max(member.done, self._left.get(event.task, 0))
             return
         if not event.error and self.plan is not None:
             if member and role_of(event.task) is Role.WORKER and member.done >= self.steps:

@@ -463,6 +463,24 @@ def test_a_job_that_stands_still_fails_and_names_the_slowest() -> None:
     assert scaling.End(Phase.FAILED, "no step ended within 60 s; worker-1 is furthest behind") in commands
 
 
+def test_a_process_that_comes_under_the_name_of_a_finished_worker_is_sent_away() -> None:
+    """The job waited for ever for it to take steps that were taken long ago."""
+    core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)
+    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    for task in names("ps-0", "worker-0", "worker-1"):
+        core.handle(scaling.TaskReported(1.0, task))
+    core.handle(scaling.TaskReported(2.0, TaskName("worker-0"), done=10))
+    core.handle(scaling.TaskGone(3.0, TaskName("worker-0")))
+    commands = core.handle(scaling.TaskReported(4.0, TaskName("worker-0")))
+    assert [c.view.leave for c in commands if isinstance(c, scaling.Send) and c.task == "worker-0"] == [True]
+    for command in core.handle(scaling.TaskReported(5.0, TaskName("ps-0"), saved=10)):
+        if isinstance(command, scaling.CompleteCheckpoint):
+            core.handle(scaling.CheckpointWritten(5.0, command.step))
+    core.handle(scaling.TaskReported(6.0, TaskName("worker-1"), done=10))
+    core.handle(scaling.TaskGone(7.0, TaskName("worker-0")))
+    assert scaling.End(Phase.FINISHED, "") in core.handle(scaling.TaskGone(8.0, TaskName("worker-1")))
+
+
 def test_a_script_may_take_its_time_after_the_last_step() -> None:
     """A long evaluation of the trained model is no standstill."""
     core = Scaling(names("ps-0", "worker-0"), 0.0, 0, CONFIG)

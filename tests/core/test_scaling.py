@@ -309,10 +309,12 @@ def test_a_job_finishes_with_every_step_taken_once_whatever_is_resized_lost_or_l
         if answer.ok:
             assert answer.tasks == tuple(sorted(wanted, key=scaling.index_of))
         # As an executor does: tasks that are not members any more are gone before the next order.
+        until_s = world.now_s + 60.0
         while not world.core.ended and any(
             twin.alive and task not in world.core.members for task, twin in world.twins.items()
         ):
             world.run(world.now_s + 0.1)
+            assert world.now_s < until_s, "who is no member leaves"
         world.run(world.now_s + pause_s)
     world.run_out()
 

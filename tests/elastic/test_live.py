@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import runpy
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
+import grpc
 import pytest
 import safetensors.torch
 import torch
@@ -21,6 +24,7 @@ from fedsched.core.ids import stream
 from fedsched.elastic.checkpoint import Checkpoint, verified
 from fedsched.elastic.shard import read_blocks
 from fedsched.pb import training_pb2 as pb
+from fedsched.pb.training_pb2_grpc import MembershipStub
 from tests.elastic.conftest import SCRIPT, Job
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("elastic")]
@@ -317,6 +321,23 @@ def test_a_script_that_crashes_is_reported_with_its_own_words(job_of: JobOf) -> 
     assert result["phase"] == "FAILED"
     assert "worker-0" in result["message"]
     assert "RuntimeError: the script has a fault" in job.log("worker-0")
+
+
+def test_a_newcomer_waits_until_the_stream_of_its_name_has_ended_and_is_not_refused(job_of: JobOf) -> None:
+    """On a busy machine a task that is taken out and back comes before the coordinator has seen it go."""
+    job = job_of(EPOCHS="100000").start(*FIRST)
+    job.until_step(5)
+    hello = pb.MemberReport(task="worker-7", ready=True)
+    held = [queue.SimpleQueue[pb.MemberReport]() for _ in range(2)]
+    with grpc.insecure_channel(job.address) as channel:
+        first, second = (cast(Any, MembershipStub(channel).Attend(iter(reports.get, None))) for reports in held)
+        held[0].put(hello)
+        assert not next(first).leave
+        held[1].put(hello)
+        job.until_step(job.report().steps + 5)
+        first.cancel()
+        assert not next(second).leave
+        second.cancel()
 
 
 def test_sigterm_ends_every_task_at_once(job_of: JobOf) -> None:

@@ -191,6 +191,22 @@ def test_the_coordinator_does_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
 
+def test_a_task_of_ours_that_loses_a_thread_ends_instead_of_keeping_its_job_waiting() -> None:
+    """Alive and deaf, it would hold a cluster's machines until somebody looks."""
+    code = """
+import threading
+from fedsched.elastic import checkpoint, ending
+def main():
+    threading.Thread(target=checkpoint.partial_folder, args=(None, 1)).start()
+    threading.Event().wait(60)
+    return 0
+ending.run(main)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], timeout=50, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "TypeError" in ended.stderr
+
+
 def test_the_short_example_learns_to_read_digits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,7 +121,7 @@ class RoundConfig(Tree):
     batch_size: int = Field(default=256, ge=1)
     """Decisions that each agent's gradient is computed from."""
     samples_min: int = Field(default=32, ge=1)
-    """An agent with fewer recorded decisions declines the round."""
+    """The very first round is held as soon as a quorum of agents has so many; later ones follow the interval."""
     learning_rate: float = Field(default=1e-4, gt=0)
     norm_max: float = Field(default=100.0, gt=0)
     """An update whose gradient norm is above this is refused."""

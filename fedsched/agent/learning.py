@@ -19,6 +19,8 @@ class ClusterLearning:
     def __init__(self, policy: DL2, learner: Learner) -> None:
         self._policy = policy
         self._learner = learner
+        self._given_at = 0
+        """What the learner had been told when it last gave a gradient."""
         self.version = 0
         """Of the weights taken from the federation; 0 while the agent still runs its own first ones."""
 
@@ -31,11 +33,17 @@ class ClusterLearning:
         """The gradient at the federation's weights over what happened in this cluster.
 
         Raises:
-            Declined: nothing has happened yet.
+            Declined: nothing has happened yet, or nothing since the last gradient: an idle cluster that went on giving
+                gradients of the same memories would let the policy drift while nothing runs.
         """
-        if not self.samples:
+        recorded = self._learner.recorded
+        if not recorded:
             raise Declined("no decision of this cluster has a reward yet")
-        return self._learner.gradient(arrays, batch_size, seed)
+        if recorded == self._given_at:
+            raise Declined("no decision was made since this cluster's last gradient")
+        gradient = self._learner.gradient(arrays, batch_size, seed)
+        self._given_at = recorded
+        return gradient
 
     def take(self, offer: PolicyOffer) -> str | None:
         """Decide with the offered version from the next slot on; None, or why not."""

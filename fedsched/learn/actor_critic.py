@@ -53,11 +53,18 @@ class Learner:
         self._lock = threading.Lock()
         self._replay = Replay(shape, capacity, prioritised=prioritised)
         self._pending: dict[int, tuple[DecisionSample, ...]] = {}
+        self._recorded = 0
 
     def __len__(self) -> int:
         """How many transitions it remembers."""
         with self._lock:
             return len(self._replay)
+
+    @property
+    def recorded(self) -> int:
+        """How many transitions it was ever told, forgotten ones included."""
+        with self._lock:
+            return self._recorded
 
     def record(self, slot: int, samples: Sequence[DecisionSample]) -> None:
         """Keep a slot's choices until its reward is known."""
@@ -72,6 +79,7 @@ class Learner:
         with self._lock:
             samples = self._pending.pop(reward.slot, ())
             self._replay.add(samples, earned)
+            self._recorded += len(samples)
 
     def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Update:
         """The gradient of both losses at these weights, over a batch drawn from memory.

@@ -18,6 +18,8 @@ class SpeedSample:
     workers: int
     ps: int
     epochs_per_s: float
+    accelerator: str = ""
+    """Accelerator type under all of the tasks; empty where there is none, or where they differed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,10 @@ class JobView:
     accelerators: tuple[str, ...] = ()
     attained_s: float = 0.0
     """Task-seconds received so far."""
+    attained_by: tuple[tuple[str, float], ...] = ()
+    """The same by accelerator type of the node, sorted by type."""
     speeds: tuple[SpeedSample, ...] = ()
-    """Newest observation per allocation tried, oldest first."""
+    """Newest observation per allocation and accelerator type tried, oldest first."""
 
     @property
     def minimum(self) -> Allocation:
@@ -84,9 +88,10 @@ class Budget(Protocol):
     not to preempt, the minimum of every running job.
     """
 
-    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0) -> bool:
+    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0, accelerator: str = "") -> bool:
         """Give the job this many more tasks; all or nothing. False changes nothing: no room, or above its maximum,
-        or the job is pinned. The first grant of a job must reach its minimum."""
+        or the job is pinned. The first grant of a job must reach its minimum. With an accelerator type these tasks go
+        on nodes of that type only; then name it in `Decision.accelerators` too."""
 
     def allocation(self, job_id: JobId) -> Allocation:
         """What the job has been granted so far."""
@@ -108,6 +113,8 @@ class Decision:
     """Why the heuristic answered instead of the configured policy; empty when it did not."""
     notes: tuple[tuple[JobId, str], ...] = field(default=())
     """What the policy says about single jobs, for `explain`."""
+    accelerators: tuple[tuple[JobId, str], ...] = ()
+    """Jobs whose tasks belong on nodes of one accelerator type in this slot, with the type."""
 
 
 class Policy(Protocol):

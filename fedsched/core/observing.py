@@ -39,6 +39,7 @@ def _view(state: ClusterState, job: LiveJob) -> JobView:
         pinned=_is_pinned(state, job),
         accelerators=spec.accelerators,
         attained_s=job.attained_s,
+        attained_by=tuple(sorted(job.attained_by.items())),
         speeds=tuple(job.speeds.values()),
     )
 

@@ -92,7 +92,7 @@ class TentativePlacement:
             for grant in self._grants.values():
                 self._confirm_minimum(grant)
 
-    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0) -> bool:
+    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0, accelerator: str = "") -> bool:
         """Give the job this many more tasks, all or nothing; see `Budget.grant`."""
         grant = self._grants.get(job_id)
         if grant is None or grant.view.pinned or workers < 0 or ps < 0 or workers + ps == 0:
@@ -103,7 +103,12 @@ class TentativePlacement:
             return False
         if after.workers < view.minimum.workers or after.ps < view.minimum.ps:
             return False
-        return self._place(grant, [Role.WORKER] * workers + [Role.PS] * ps)
+        allowed = view.accelerators
+        if accelerator:
+            if allowed and accelerator not in allowed:
+                return False
+            allowed = (accelerator,)
+        return self._place(grant, [Role.WORKER] * workers + [Role.PS] * ps, allowed)
 
     def allocation(self, job_id: JobId) -> Allocation:
         """What the job has been granted so far; nothing for an unknown job."""
@@ -134,7 +139,8 @@ class TentativePlacement:
         view = grant.view
         if view.pinned or grant.granted:
             return False
-        fits = self._place(grant, [Role.WORKER] * view.minimum.workers + [Role.PS] * view.minimum.ps)
+        roles = [Role.WORKER] * view.minimum.workers + [Role.PS] * view.minimum.ps
+        fits = self._place(grant, roles, view.accelerators)
         if fits:
             for entry in list(grant.granted):
                 self._undo(grant, entry, entry in view.placement)
@@ -167,24 +173,24 @@ class TentativePlacement:
             self._rooms.soft[entry.node] = self._rooms.soft[entry.node] - demand
         grant.granted.append(entry)
 
-    def _place(self, grant: _Grant, roles: list[Role]) -> bool:
+    def _place(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
         """Place all or nothing: spread by load and, where that runs into a corner, packed exactly."""
         placed: list[tuple[TaskPlacement, bool]] = []
         for role in roles:
-            entry, stayed = self._place_one(grant, role)
+            entry, stayed = self._place_one(grant, role, allowed)
             if entry is None:
                 for undone, had_stayed in reversed(placed):
                     self._undo(grant, undone, had_stayed)
-                return len(roles) > 1 and self._pack(grant, roles)
+                return len(roles) > 1 and self._pack(grant, roles, allowed)
             placed.append((entry, stayed))
         return True
 
-    def _pack(self, grant: _Grant, roles: list[Role]) -> bool:
+    def _pack(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
         """Place new tasks where an exact packing finds room; least loaded first may leave holes that fit nobody."""
         names = [
             name
             for name, node in self._rooms.nodes.items()
-            if node.schedulable and (not grant.view.accelerators or node.accelerator in grant.view.accelerators)
+            if node.schedulable and (not allowed or node.accelerator in allowed)
         ]
         wanted = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         rooms = [self._rooms.free[name] for name in names]
@@ -198,16 +204,23 @@ class TentativePlacement:
                     grant.granted.append(TaskPlacement(_unused_name(grant, role), name))
         return True
 
-    def _place_one(self, grant: _Grant, role: Role) -> tuple[TaskPlacement | None, bool]:
+    def _place_one(self, grant: _Grant, role: Role, allowed: tuple[str, ...]) -> tuple[TaskPlacement | None, bool]:
         demand = grant.demand(role)
+        narrowed = allowed != grant.view.accelerators  # else a running task may stay wherever it is
         for entry in grant.unconfirmed[role]:
+            if (
+                narrowed
+                and entry.node in self._rooms.nodes
+                and self._rooms.nodes[entry.node].accelerator not in allowed
+            ):
+                continue
             if entry.node in self._rooms.free and demand.fits_in(self._rooms.free[entry.node]):
                 grant.unconfirmed[role].remove(entry)
                 self._rooms.take(entry.node, demand)
                 self._rooms.soft[entry.node] = self._rooms.soft[entry.node] - demand
                 grant.granted.append(entry)
                 return entry, True
-        node = self._rooms.choose(demand, grant.view.accelerators)
+        node = self._rooms.choose(demand, allowed)
         if node is None:
             return None, False
         self._rooms.take(node, demand)
@@ -234,7 +247,10 @@ def _unused_name(grant: _Grant, role: Role) -> TaskName:
 
 
 def place(
-    observation: Observation, allocations: Iterable[tuple[JobId, Allocation]], keep_running: bool
+    observation: Observation,
+    allocations: Iterable[tuple[JobId, Allocation]],
+    keep_running: bool,
+    accelerators: Iterable[tuple[JobId, str]] = (),
 ) -> TentativePlacement:
     """Places for decided allocations: running tasks stay first, then minima, then the rest, each job in turn.
 
@@ -243,14 +259,15 @@ def place(
     """
     budget = TentativePlacement(observation, keep_running)
     wanted = dict(allocations)
+    types = dict(accelerators)
     order = [view for view in observation.jobs if view.job_id in wanted and not view.pinned]
     for view in order:
-        _raise_to(budget, view, _at_most(allocation_of(view.placement), wanted[view.job_id]))
+        _raise_to(budget, view, _at_most(allocation_of(view.placement), wanted[view.job_id]), types)
     for view in order:
-        _raise_to(budget, view, _at_most(view.minimum, wanted[view.job_id]))
+        _raise_to(budget, view, _at_most(view.minimum, wanted[view.job_id]), types)
     growing = order
     while growing:
-        growing = [view for view in growing if _grow_by_one(budget, view, wanted[view.job_id])]
+        growing = [view for view in growing if _grow_by_one(budget, view, wanted[view.job_id], types)]
     return budget
 
 
@@ -258,15 +275,17 @@ def _at_most(one: Allocation, other: Allocation) -> Allocation:
     return Allocation(min(one.workers, other.workers), min(one.ps, other.ps))
 
 
-def _raise_to(budget: TentativePlacement, view: JobView, goal: Allocation) -> None:
+def _raise_to(budget: TentativePlacement, view: JobView, goal: Allocation, types: dict[JobId, str]) -> None:
     now = budget.allocation(view.job_id)
-    budget.grant(view.job_id, max(0, goal.workers - now.workers), max(0, goal.ps - now.ps))
+    workers, ps = max(0, goal.workers - now.workers), max(0, goal.ps - now.ps)
+    budget.grant(view.job_id, workers, ps, types.get(view.job_id, ""))
 
 
-def _grow_by_one(budget: TentativePlacement, view: JobView, goal: Allocation) -> bool:
+def _grow_by_one(budget: TentativePlacement, view: JobView, goal: Allocation, types: dict[JobId, str]) -> bool:
     now = budget.allocation(view.job_id)
     if not now:
         return False
-    more_ps = now.ps < goal.ps and budget.grant(view.job_id, ps=1)
-    more_workers = now.workers < goal.workers and budget.grant(view.job_id, workers=1)
+    accelerator = types.get(view.job_id, "")
+    more_ps = now.ps < goal.ps and budget.grant(view.job_id, ps=1, accelerator=accelerator)
+    more_workers = now.workers < goal.workers and budget.grant(view.job_id, workers=1, accelerator=accelerator)
     return more_ps or more_workers

@@ -279,13 +279,17 @@ class Scheduler:
         for job in self.state.ordered():
             done = job.status.progress.epochs - job.slot_epochs
             job.attained_s += elapsed_s * len(job.status.placement)
+            kinds = [self.state.nodes[e.node].accelerator for e in job.status.placement if e.node in self.state.nodes]
+            for kind in kinds:
+                job.attained_by[kind] = job.attained_by.get(kind, 0.0) + elapsed_s
             if done <= 0 or elapsed_s <= 0:
                 continue
             progress.append((job.spec.job_id, done / job.spec.epochs))
             if job.slot_allocation:
                 size = job.slot_allocation
-                job.speeds.pop(size, None)
-                job.speeds[size] = SpeedSample(size.workers, size.ps, done / elapsed_s)
+                kind = kinds[0] if len(set(kinds)) == 1 else ""
+                job.speeds.pop((size, kind), None)
+                job.speeds[size, kind] = SpeedSample(size.workers, size.ps, done / elapsed_s, kind)
         return RewardSlot(self.state.slot, tuple(sorted(progress)))
 
     def _enforce_time_limit(self, time_s: float, job: LiveJob) -> list[Command]:
@@ -304,7 +308,7 @@ class Scheduler:
             return []  # the answer to an older question
         self.state.asked_slot = None
         observation = observe(self.state)
-        budget = place(observation, decision.allocations, self.state.config.keep_running)
+        budget = place(observation, decision.allocations, self.state.config.keep_running, decision.accelerators)
         for view in observation.jobs:
             self.state.jobs[view.job_id].target = budget.placement(view.job_id)
         commands = self._advance(time_s)

@@ -40,9 +40,11 @@ class LiveJob:
     cancelled: bool = False
     stopping_for: JobPhase | None = None
     """Terminal phase that the ordered end leads to; None while no end is ordered."""
-    speeds: dict[Allocation, SpeedSample] = field(default_factory=dict)
-    """Newest observed speed per allocation, oldest first."""
+    speeds: dict[tuple[Allocation, str], SpeedSample] = field(default_factory=dict)
+    """Newest observed speed per allocation and accelerator type, oldest first."""
     attained_s: float = 0.0
+    attained_by: dict[str, float] = field(default_factory=dict)
+    """Task-seconds by accelerator type of the node."""
     attempt_epochs: float = 0.0
     """Progress when the attempt was started."""
     slot_epochs: float = 0.0

@@ -4,7 +4,8 @@ FedschedError
 ├── InvalidInput [FS1xx]          exit 2   a file, flag or value is wrong
 │   ├── InvalidConfiguration FS101
 │   ├── InvalidJobFile       FS102
-│   └── ImpossibleJob        FS103         no cluster can ever hold it
+│   ├── ImpossibleJob        FS103         no cluster can ever hold it
+│   └── InvalidTrace         FS104
 ├── NotFound             FS110    exit 3
 ├── Conflict             FS201    exit 5   a newer term, another holder, an idempotency key with other contents
 │   └── AddressInUse     FS202    exit 5
@@ -64,6 +65,12 @@ class ImpossibleJob(InvalidInput):
     """No cluster of the federation could hold the job's minimum even when empty."""
 
     code = "FS103"
+
+
+class InvalidTrace(InvalidInput):
+    """A job trace cannot be read at all, or a row of it where rows may not be left out."""
+
+    code = "FS104"
 
 
 class NotFound(FedschedError):

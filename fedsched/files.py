@@ -4,7 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write piece by piece; it takes the place of `path` when all went well, and else leaves nothing.
+
+    Raises:
+        OSError: it could not be written; what was there before is still there.
+    """
+    beside = _beside(path)
+    try:
+        with beside.open("wb") as file:
+            yield file
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
@@ -16,7 +36,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     Raises:
         OSError: it could not be written; what was there before is still there.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    beside = _beside(path)
     try:
         with beside.open("wb") as file:
             file.write(data)
@@ -38,3 +58,8 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it is put in place: in the same folder, under a name of this thread's own."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

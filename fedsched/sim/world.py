@@ -17,7 +17,7 @@ from fedsched.core.state import SchedulerConfig
 from fedsched.learn.actor_critic import Learner
 from fedsched.policy import guardrail
 from fedsched.policy.dl2 import DL2
-from fedsched.runtime.loop import Loop
+from fedsched.runtime.loop import Loop, Observer
 from fedsched.runtime.ports import Post
 from fedsched.sim.clock import VirtualClock
 from fedsched.sim.executor import SimulatedExecutor, VerbCosts
@@ -154,6 +154,7 @@ class World:
         learner: records DL2's choices and rewards.
         check: look at all invariants after every event.
         slots_max: decide nothing after as many slots; what runs then runs on as it is, what waits never ends.
+        observers: see every step after it was handled; what one raises ends the run.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class World:
         store_s: float = 0.01,
         check: bool = False,
         slots_max: int = 5_000,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._scenario = scenario
         self._slots_max = slots_max
@@ -183,6 +185,7 @@ class World:
             self._executor,
             self._policy,
             self._transcript,
+            observers,
         )
         self._ledger.loop = self._loop
 

@@ -1,0 +1,257 @@
+"""The budget of DL2's reference simulator: every slot is placed anew on an empty cluster, least loaded node first.
+
+Its rules, on which equality with that simulator rests:
+
+* nothing stays where it was; only pinned jobs do;
+* a request goes, whole, to the node with the least load, the lowest index among equals. Load is the sum of CPUs and
+  GPUs in use, a GPU counting for as many CPUs as the cluster has for each of its GPUs;
+* only that one node is tried. If it has no room the slot is over for everybody, even where other nodes have room.
+
+An episode of the reference makes some 240,000 grants, so a grant must cost about a microsecond. Hence two encodings: a
+node's load and index are one integer in a heap, and an amount of resources is one integer of three fields whose top bits
+are never used: a subtraction that sets one of them has taken more than there was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heapreplace
+from math import gcd
+
+from fedsched.core.decision import JobView, Observation
+from fedsched.core.ids import JobId
+from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
+from fedsched.core.resources import Resources
+
+INDEX_BITS = 24
+"""Of a heap entry: the node's index; above them stands its load."""
+INDEX_MASK = (1 << INDEX_BITS) - 1
+FIELD_BITS = 48
+"""Of one resource within an amount; 2**47 is far above what a node or a job may have of any."""
+OVERDRAWN = sum(1 << (FIELD_BITS * field - 1) for field in (1, 2, 3))
+"""The top bit of every field."""
+
+
+def _amount(resources: Resources) -> int:
+    """The resources as one integer. Amounts add and subtract like the resources themselves."""
+    return (
+        resources.cpu_milli
+        + (resources.gpu_milli << FIELD_BITS)
+        # The reference knows no memory. It is the highest field, so where there is none amounts stay short.
+        + (resources.memory_mib << 2 * FIELD_BITS)
+    )
+
+
+class _Claim:
+    """What one job may still get, has got, and takes per grant."""
+
+    __slots__ = ("barred", "bundle", "bundle_load", "bundle_nodes", "bundles_left", "ps_nodes", "view", "worker_nodes")
+
+    def __init__(self, view: JobView, bundle: int, bundle_load: int, barred: frozenset[int]) -> None:
+        self.view = view
+        self.bundle = bundle
+        """Amount of one worker and one parameter server."""
+        self.bundle_load = bundle_load
+        self.barred = barred
+        """Indices of nodes with the wrong accelerator."""
+        self.bundle_nodes: list[int] = []
+        """Where the bundles went; the two lists after it: where single tasks went."""
+        self.worker_nodes: list[int] = []
+        self.ps_nodes: list[int] = []
+        self.bundles_left = self._bundles_left()
+
+    def _bundles_left(self) -> int:
+        return min(self.view.workers.maximum - self.workers, self.view.ps.maximum - self.ps)
+
+    @property
+    def workers(self) -> int:
+        """Granted so far."""
+        return len(self.bundle_nodes) + len(self.worker_nodes)
+
+    @property
+    def ps(self) -> int:
+        """Granted so far."""
+        return len(self.bundle_nodes) + len(self.ps_nodes)
+
+    def add(self, node: int, workers: int, ps: int) -> None:
+        """Note a grant."""
+        self.worker_nodes += [node] * workers
+        self.ps_nodes += [node] * ps
+        self.bundles_left = self._bundles_left()
+
+
+class Rebuilding:
+    """The `Budget` of a slot under the reference's rules; see the module.
+
+    It departs from `Budget` in one point: a job's first grant need not reach its minimum, because the reference's
+    Optimus hands out single tasks. Jobs that end below it hold what they were granted, but are in no allocation.
+    """
+
+    def __init__(self, observation: Observation) -> None:
+        self.nodes = tuple(node for node in observation.nodes if node.schedulable)
+        """Those that are filled, in the order of their indices."""
+        self._cpu_weight, self._gpu_weight = self._weights()
+        self._free = [_amount(node.capacity) for node in self.nodes]
+        self._loads = [index for index in range(len(self.nodes))]
+        self._closed = not self.nodes
+        self._pinned = {view.job_id: view for view in observation.jobs if view.pinned}
+        for view in self._pinned.values():
+            self._hold(view)
+        heapify(self._loads)
+        self._claims = self._claims_of(observation)
+
+    def _weights(self) -> tuple[int, int]:
+        """What one milli-CPU and one milli-GPU add to a node's load."""
+        cpu = sum(node.capacity.cpu_milli for node in self.nodes)
+        gpu = sum(node.capacity.gpu_milli for node in self.nodes)
+        common = gcd(cpu, gpu) or 1
+        return (gpu // common, cpu // common) if gpu else (1, 0)
+
+    def _load(self, demand: Resources) -> int:
+        """What the demand adds to a heap entry."""
+        return (demand.cpu_milli * self._cpu_weight + demand.gpu_milli * self._gpu_weight) << INDEX_BITS
+
+    def _hold(self, view: JobView) -> None:
+        """Count a pinned job's tasks where they run."""
+        index_of = {node.name: index for index, node in enumerate(self.nodes)}
+        for entry in view.placement:
+            index = index_of.get(entry.node)
+            if index is not None:
+                demand = view.worker_demand if entry.role is Role.WORKER else view.ps_demand
+                self._free[index] -= _amount(demand)
+                self._loads[index] += self._load(demand)
+
+    def _claims_of(self, observation: Observation) -> dict[JobId, _Claim]:
+        """An empty claim per job. Most jobs are alike, so what depends on their demands is computed once for each."""
+        sizes: dict[tuple[Resources, Resources], tuple[int, int]] = {}
+        barred: dict[tuple[str, ...], frozenset[int]] = {(): frozenset()}
+        claims = {}
+        for view in observation.jobs:
+            if view.pinned:
+                continue
+            demands = (view.worker_demand, view.ps_demand)
+            if demands not in sizes:
+                bundle = view.worker_demand + view.ps_demand
+                sizes[demands] = (_amount(bundle), self._load(bundle))
+            if view.accelerators not in barred:
+                barred[view.accelerators] = frozenset(
+                    index for index, node in enumerate(self.nodes) if node.accelerator not in view.accelerators
+                )
+            claims[view.job_id] = _Claim(view, *sizes[demands], barred[view.accelerators])
+        return claims
+
+    def fill(self, order: Iterable[JobId]) -> None:
+        """Grant one bundle (a worker and a parameter server) to each of these jobs in turn, until one has no room.
+
+        A job may come again and again; where it is at its maximum it is passed over. The order may be lazy: nothing is
+        taken from it after the slot is over. The same as calling `grant` with 1 and 1, at a third of its price.
+
+        Raises:
+            KeyError: a job is pinned or none of the observation's.
+        """
+        free, loads = self._free, self._loads
+        if self._closed:
+            return
+        for claim in map(self._claims.__getitem__, order):
+            if claim.bundles_left <= 0:
+                continue
+            entry = loads[0]
+            node = entry & INDEX_MASK
+            left = free[node] - claim.bundle
+            if left & OVERDRAWN or node in claim.barred:
+                self._closed = True
+                return
+            free[node] = left
+            heapreplace(loads, entry + claim.bundle_load)
+            claim.bundles_left -= 1
+            claim.bundle_nodes.append(node)
+
+    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0, accelerator: str = "") -> bool:
+        """Give the job this many more tasks, all on the least loaded node.
+
+        False changes nothing, but if the reason is that this node has no room, or another accelerator, then every
+        later grant of the slot is refused too.
+        """
+        claim = self._allowed(job_id, workers, ps)
+        if claim is None or self._closed:
+            return False
+        entry = self._loads[0]
+        index = entry & INDEX_MASK
+        demand = claim.view.worker_demand * workers + claim.view.ps_demand * ps
+        named = not accelerator or self.nodes[index].accelerator == accelerator
+        if not named or not self._take(claim, index, _amount(demand)):
+            self._closed = True
+            return False
+        heapreplace(self._loads, entry + self._load(demand))
+        claim.add(index, workers, ps)
+        return True
+
+    def grant_bundle_on(self, index: int, job_id: JobId) -> bool:
+        """Give the job one worker and one parameter server on this node of `nodes`; False changes nothing.
+
+        Loads are not kept up: a policy either chooses nodes itself or leaves them to `grant` and `fill`.
+        """
+        claim = self._allowed(job_id, 1, 1)
+        if claim is None or not self._take(claim, index, claim.bundle):
+            return False
+        claim.bundles_left -= 1
+        claim.bundle_nodes.append(index)
+        return True
+
+    def _allowed(self, job_id: JobId, workers: int, ps: int) -> _Claim | None:
+        """The job's claim if it may have so many more tasks."""
+        claim = self._claims.get(job_id)
+        if claim is None or workers < 0 or ps < 0 or workers + ps == 0:
+            return None
+        view = claim.view
+        if claim.workers + workers > view.workers.maximum or claim.ps + ps > view.ps.maximum:
+            return None
+        return claim
+
+    def _take(self, claim: _Claim, index: int, amount: int) -> bool:
+        left = self._free[index] - amount
+        if left & OVERDRAWN or index in claim.barred:
+            return False
+        self._free[index] = left
+        return True
+
+    def room_key(self, index: int) -> int:
+        """A number that is the same for nodes of equal room."""
+        return self._free[index]
+
+    def room(self, index: int) -> Resources:
+        """What is free on this node of `nodes`; nothing negative where pinned tasks hold more than there is."""
+        left, field = self._free[index], (1 << FIELD_BITS) - 1
+        if left & OVERDRAWN:
+            return Resources()
+        return Resources(left & field, left >> 2 * FIELD_BITS, left >> FIELD_BITS & field)
+
+    def allocation(self, job_id: JobId) -> Allocation:
+        """What the job has been granted so far; nothing for an unknown job."""
+        claim = self._claims.get(job_id)
+        if claim is not None:
+            return Allocation(claim.workers, claim.ps)
+        pinned = self._pinned.get(job_id)
+        return allocation_of(pinned.placement) if pinned is not None else Allocation()
+
+    def allocations(self) -> tuple[tuple[JobId, Allocation], ...]:
+        """All grants that reach the job's minimum, sorted by job id."""
+        held = [(job_id, allocation_of(view.placement)) for job_id, view in self._pinned.items()]
+        for job_id, claim in self._claims.items():
+            workers, ps, view = claim.workers, claim.ps, claim.view
+            if workers and workers >= view.workers.minimum and ps >= view.ps.minimum:
+                held.append((job_id, Allocation(workers, ps)))
+        return tuple(sorted((entry for entry in held if entry[1]), key=lambda entry: entry[0]))
+
+    def placement(self, job_id: JobId) -> Placement:
+        """Where the granted tasks go, sorted by task name; a pinned job's stay where they are."""
+        pinned = self._pinned.get(job_id)
+        if pinned is not None:
+            return pinned.placement
+        claim = self._claims[job_id]
+        tasks = [
+            TaskPlacement(task_name(role, index), self.nodes[node].name)
+            for role, singles in ((Role.WORKER, claim.worker_nodes), (Role.PS, claim.ps_nodes))
+            for index, node in enumerate(claim.bundle_nodes + singles)
+        ]
+        return tuple(sorted(tasks))

@@ -1,0 +1,75 @@
+"""Reads what DL2's own code computed, and says how its jobs look here."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsched.core.cluster import Node
+from fedsched.core.ids import JobId, NodeName
+from fedsched.core.job import JobSpec, Range
+from fedsched.sim.dl2_workload import CLASSES, NODE, job_id
+from fedsched.sim.ports import SimulatedJob
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One workload and what each of the reference's schedulers made of it."""
+
+    seed: int
+    params: dict[str, Any]
+    jobs: tuple[SimulatedJob, ...]
+    nodes: tuple[Node, ...]
+    results: dict[str, Any]
+
+    @property
+    def slot_length_s(self) -> float:
+        return float(self.params["TS_DURATION"])
+
+
+def load(path: Path) -> Golden:
+    content = json.loads(path.read_text())
+    params = content["params"]
+    nodes = tuple(Node(NodeName(f"node-{index:04d}"), NODE) for index in range(params["CLUSTER_NUM_NODES"]))
+    return Golden(content["seed"], params, golden_jobs(path), nodes, content["results"])
+
+
+def golden_jobs(path: Path) -> tuple[SimulatedJob, ...]:
+    """The jobs of a golden file, which name type (1..8), arrival slot, declared and true epochs."""
+    content = json.loads(path.read_text())
+    params = content["params"]
+    limit = Range(1, params["MAX_NUM_WORKERS"])
+    jobs = []
+    for number, kind, slot, declared, true in content["jobs"]:
+        job_class = CLASSES[kind - 1]
+        spec = JobSpec(
+            job_id=job_id(number),
+            name=f"{job_class.model}-{number}",
+            run="simulated",
+            workers=limit,
+            ps=limit,
+            worker_demand=job_class.worker_demand,
+            ps_demand=job_class.ps_demand,
+            epochs=float(declared),
+            job_type=job_class.model,
+            submitted_s=slot * params["TS_DURATION"],
+        )
+        jobs.append(SimulatedJob(spec, float(true)))
+    return tuple(jobs)
+
+
+def number_of(job: JobId) -> int:
+    """The reference's number of a job."""
+    return int(job.rpartition("-")[2])
+
+
+def speed_grid(golden_dir: Path) -> dict[tuple[str, int, int], float]:
+    """Samples per second by model, parameter servers and workers, as the reference's port interpolated them."""
+    with (golden_dir / "dl2" / "speed_grid.csv").open() as file:
+        return {
+            (row["model"], int(row["ps"]), int(row["worker"])): float(row["samples_per_sec"])
+            for row in csv.DictReader(file)
+        }

@@ -1,0 +1,60 @@
+"""The trace formats by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import assert_never
+
+from fedsched.sim.traces import alibaba, gavel, helios, itp, philly, plain, tiresias
+from fedsched.sim.traces.record import Refusals, TraceJob
+
+
+class TraceFormat(StrEnum):
+    """Names of the formats that hold jobs; each module of the same name says which layouts it reads."""
+
+    CSV = "csv"
+    ITP = "itp"
+    PHILLY = "philly"
+    HELIOS = "helios"
+    ALIBABA = "alibaba"
+    GAVEL = "gavel"
+    TIRESIAS = "tiresias"
+
+
+def read(
+    path: Path,
+    form: TraceFormat,
+    refused: Refusals,
+    *,
+    throughputs: Path | None = None,
+    worker_type: str = gavel.WORKER_TYPE,
+) -> Iterator[TraceJob]:
+    """The jobs of a trace, one by one in the file's order; what is left out goes to `refused`.
+
+    Args:
+        throughputs: for Gavel's format: its measured throughputs, else looked for beside the trace.
+        worker_type: for Gavel's format: whose throughputs turn steps into seconds.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidTrace: it is not of this format at all, or damaged.
+    """
+    match form:
+        case TraceFormat.CSV:
+            return plain.read(path, refused)
+        case TraceFormat.ITP:
+            return itp.read(path, refused)
+        case TraceFormat.PHILLY:
+            return philly.read(path, refused)
+        case TraceFormat.HELIOS:
+            return helios.read(path, refused)
+        case TraceFormat.ALIBABA:
+            return alibaba.read(path, refused)
+        case TraceFormat.GAVEL:
+            return gavel.read(path, refused, throughputs=throughputs, worker_type=worker_type)
+        case TraceFormat.TIRESIAS:
+            return tiresias.read(path, refused)
+        case _:
+            assert_never(form)

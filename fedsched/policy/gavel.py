@@ -1,0 +1,407 @@
+"""Gavel (Narayanan et al., OSDI 2020): shares of time per accelerator type from a linear program, realised in rounds.
+
+The rule (sections 3 to 5 of the paper): `x[j,t]` is the fraction of time that job j should spend on type t. With the
+effective throughput `sum_t T[j,t] x[j,t]` a policy is an objective over
+
+    x >= 0,   sum_t x[j,t] <= 1 for every job,   sum_j demand[j] x[j,t] <= capacity[t] for every type.
+
+* `gavel_maxmin`: greatest z with `z <= g[j] * throughput[j] / T_equal[j]`, where g is the size of the gang and T_equal
+  the throughput with the same share of every type for every job.
+* `gavel_makespan`: least H with `throughput[j] >= remaining[j] / H`. Solved for 1/H at once; Gavel's code bisects H.
+
+Each slot is a round: on each type, fastest first, the jobs with the greatest `x / time received since the shares were
+computed` run next, and others where those leave room. Bigger gangs are placed first.
+
+Departures, most of them because this runs live:
+
+* no packing of two jobs on one accelerator;
+* capacity counts every resource of the nodes of a type, not accelerators alone;
+* a gang is the job's minimum; what the gangs leave lets the running jobs grow on their type, in turn;
+* shares are computed anew when jobs, nodes or estimates change, but every `replan_slots` at the soonest, counted in
+  rounds, not seconds. A job that came meanwhile gets what the others leave;
+* optima are rarely unique, and a corner of the optimal face gives equal jobs unequal shares. The analytic centre of the
+  face is taken; Gavel's code takes what its solver returns, which for an interior-point solver is close to it;
+* jobs of higher priority are served first in every round.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.optimize import linprog
+from scipy.sparse import csr_array, diags_array, hstack, kron, vstack
+
+from fedsched.config import Tree
+from fedsched.core.decision import Budget, Decision, JobView, Observation
+from fedsched.core.ids import JobId, stream
+from fedsched.core.job import Allocation
+from fedsched.core.resources import Resources
+from fedsched.policy.heuristics import bundle, by_arrival
+from fedsched.policy.throughput import throughputs
+
+Array = NDArray[np.float64]
+
+OPTIMALITY = 1e-6
+"""Relative loss of the objective that is borne for room to find the centre in."""
+CENTRE_STEPS_MAX = 100
+CENTRE_DECREMENT = 1e-8
+"""The centre is found when half a Newton step could lower the barrier by no more than this."""
+
+
+class GavelOptions(Tree):
+    """How Gavel plans."""
+
+    replan_slots: int = Field(default=6, ge=1)
+    """Fewest slots between two computations of the shares. Gavel's simulator: 1920 s in rounds of 360 s."""
+    aware: bool = True
+    """Whether a type counts by the job's speed on it; else all types count alike, the baseline of Gavel's paper."""
+    seed: int = 0
+    """Of the order in which types are filled where they count alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Types:
+    """Accelerator types of the cluster, sorted by name, with what their nodes hold together."""
+
+    names: tuple[str, ...]
+    capacity: tuple[Resources, ...]
+
+    @property
+    def sizes(self) -> Array:
+        """How much of the cluster each type is: its accelerators, or its cores where nothing has accelerators."""
+        gpus = np.array([room.gpu_milli for room in self.capacity], dtype=np.float64)
+        return gpus if gpus.any() else np.array([room.cpu_milli for room in self.capacity], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Shares of time, and what each job had received when they were computed."""
+
+    slot: int
+    basis: tuple[object, ...]
+    """What the shares follow from; the same basis gives the same shares."""
+    shares: Mapping[tuple[JobId, str], float]
+    before: Mapping[tuple[JobId, str], float]
+
+
+class Gavel(ABC):
+    """Computes shares now and then, and fills each round with the jobs that lag most behind theirs.
+
+    Keeps the last plan; a new object simply makes a plan at once.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 0
+    Options = GavelOptions
+
+    def __init__(self, options: GavelOptions | None = None) -> None:
+        self._options = options or GavelOptions()
+        self._plan: _Plan | None = None
+
+    @abstractmethod
+    def _worth(self, views: Sequence[JobView], speeds: Array, equal: Array) -> Array:
+        """What a whole share of each type does for each job's part of the objective, whose least part is maximised.
+
+        Args:
+            views: the jobs, one a row.
+            speeds: epochs per second by job and type, zero where a job cannot run.
+            equal: epochs per second of each job with equal shares.
+        """
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        """Plan if it is time, then choose who runs where in this round."""
+        views = by_arrival(observation.jobs)
+        types = _types(observation)
+        speeds = self._speeds(views, types)
+        plan = self._planned(observation, views, types, speeds)
+        this = _Round(observation, views, types, speeds, plan, budget)
+        this.fill(self._type_order(observation.slot, speeds))
+        chosen = tuple(sorted((job_id, kind) for job_id, kind in this.chosen.items() if kind))
+        return Decision(observation.slot, budget.allocations(), self.name, accelerators=chosen)
+
+    def _speeds(self, views: Sequence[JobView], types: _Types) -> Array:
+        """Epochs per second of each job's gang on each type; zero where it may not or cannot run."""
+        known = throughputs(views, types.names)
+        speeds = np.array(
+            [
+                [
+                    known.get((view.job_id, kind), 0.0) if _gang(view).fits_in(room) else 0.0
+                    for kind, room in zip(types.names, types.capacity, strict=True)
+                ]
+                for view in views
+            ],
+            dtype=np.float64,
+        ).reshape(len(views), len(types.names))
+        return speeds if self._options.aware else (speeds > 0).astype(np.float64)
+
+    def _type_order(self, slot: int, speeds: Array) -> list[int]:
+        """Fastest first, on average over jobs whose own mean counts as one; by chance where types count alike."""
+        types = speeds.shape[1]
+        if not self._options.aware:
+            chance = stream(self._options.seed, f"gavel/{slot}")
+            return sorted(range(types), key=lambda _: chance.random())
+        sums = speeds.sum(axis=1, keepdims=True)
+        relative = np.divide(speeds, sums, out=np.zeros_like(speeds), where=sums > 0).sum(axis=0)
+        return sorted(range(types), key=lambda kind: -relative[kind])
+
+    def _planned(self, observation: Observation, views: Sequence[JobView], types: _Types, speeds: Array) -> _Plan:
+        """The plan that holds in this slot, a new one if the old one is both outdated and old enough."""
+        basis = (types, tuple(view.job_id for view in views), speeds.tobytes())
+        plan = self._plan
+        if plan and (plan.basis == basis or plan.slot <= observation.slot < plan.slot + self._options.replan_slots):
+            return plan
+        self._plan = _Plan(
+            observation.slot,
+            basis,
+            self._shares(views, types, speeds),
+            {(view.job_id, kind): taken_s for view in views for kind, taken_s in view.attained_by},
+        )
+        return self._plan
+
+    def _shares(self, views: Sequence[JobView], types: _Types, speeds: Array) -> dict[tuple[JobId, str], float]:
+        able = [row for row in range(len(views)) if speeds[row].any()]
+        if not able:
+            return {}
+        chosen, fast = [views[row] for row in able], speeds[able]
+        sizes = types.sizes
+        equal = fast @ (sizes / sizes.sum()) if sizes.any() else fast.mean(axis=1)
+        # A job that may run only where nothing counts as size is measured by its mean speed instead.
+        equal = np.where(equal > 0, equal, fast.mean(axis=1))
+        worth = self._worth(chosen, fast, equal)
+        shares = greatest_least(worth, _fractions(chosen, types), fast > 0)
+        return {
+            (view.job_id, kind): float(shares[row, column])
+            for row, view in enumerate(chosen)
+            for column, kind in enumerate(types.names)
+        }
+
+
+class GavelMaxmin(Gavel):
+    """Everybody gets at least the same multiple of what an equal share of all types would give."""
+
+    name = "gavel_maxmin"
+
+    def _worth(self, views: Sequence[JobView], speeds: Array, equal: Array) -> Array:
+        # A job on one accelerator shall have as much more time as a gang of two takes more of the cluster.
+        gangs = np.array([view.minimum.workers for view in views], dtype=np.float64)
+        return speeds * (gangs / equal)[:, None]
+
+
+class GavelMakespan(Gavel):
+    """The last job ends as early as can be."""
+
+    name = "gavel_makespan"
+
+    def _worth(self, views: Sequence[JobView], speeds: Array, equal: Array) -> Array:
+        left = np.array([view.remaining_epochs for view in views])
+        # One that has done all it declared and still runs counts as nearly done, not as endlessly urgent.
+        least = np.array([view.epochs for view in views]) * 1e-3
+        return speeds / np.maximum(left, np.maximum(least, 1e-12))[:, None]
+
+
+class _Round:
+    """Who runs where in one slot."""
+
+    def __init__(
+        self,
+        observation: Observation,
+        views: Sequence[JobView],
+        types: _Types,
+        speeds: Array,
+        plan: _Plan,
+        budget: Budget,
+    ) -> None:
+        self._views, self._types, self._speeds, self._budget = views, types, speeds, budget
+        self._lag = _lag(views, types, plan, observation.slot_length_s)
+        kinds = {node.name: node.accelerator for node in observation.nodes}
+        self.chosen: dict[JobId, str] = {}
+        """The type of each job that runs; jobs that are kept on nodes of several types are left out."""
+        for view in views:
+            under = sorted({kinds[entry.node] for entry in view.placement if entry.node in kinds})
+            if budget.allocation(view.job_id) and len(under) == 1 and not view.pinned:
+                self.chosen[view.job_id] = under[0]
+
+    def fill(self, order: Sequence[int]) -> None:
+        """Start the most urgent jobs on each type, then let the running ones grow in turn."""
+        for column in order:
+            for row in self._queue(column):
+                self._start(row, column)
+        urgency = self._lag.max(axis=1, initial=0.0)
+        ranked = sorted(range(len(self._views)), key=lambda row: (-self._views[row].priority, -urgency[row]))
+        growing = [view for row in ranked if self._budget.allocation((view := self._views[row]).job_id)]
+        while growing:
+            growing = [view for view in growing if self._grow(view)]
+
+    def _queue(self, column: int) -> list[int]:
+        """Jobs that can run on the type, the one that lags most behind its share first, then by arrival."""
+        able = [row for row in range(len(self._views)) if self._speeds[row, column] > 0]
+        return sorted(able, key=lambda row: (-self._views[row].priority, -self._lag[row, column]))
+
+    def _start(self, row: int, column: int) -> None:
+        view = self._views[row]
+        if not self._budget.allocation(view.job_id):
+            least, kind = view.minimum, self._types.names[column]
+            if self._budget.grant(view.job_id, least.workers, least.ps, kind):
+                self.chosen[view.job_id] = kind
+
+    def _grow(self, view: JobView) -> bool:
+        have, least = self._budget.allocation(view.job_id), view.minimum
+        # A kept job that has lost tasks is raised to its minimum in one step.
+        step = Allocation(max(0, least.workers - have.workers), max(0, least.ps - have.ps)) or bundle(view, have)
+        kind = self.chosen.get(view.job_id, "")
+        return bool(step) and self._budget.grant(view.job_id, step.workers, step.ps, kind)
+
+
+def _lag(views: Sequence[JobView], types: _Types, plan: _Plan, slot_length_s: float) -> Array:
+    """Share over time received since the plan, by job and type; everybody starts with half a round received."""
+    result = np.zeros((len(views), len(types.names)))
+    for row, view in enumerate(views):
+        taken_s = dict(view.attained_by)
+        tasks = view.minimum.workers + view.minimum.ps
+        for column, kind in enumerate(types.names):
+            pair = (view.job_id, kind)
+            received_s = (taken_s.get(kind, 0.0) - plan.before.get(pair, 0.0)) / tasks
+            result[row, column] = plan.shares.get(pair, 0.0) / (slot_length_s / 2 + max(0.0, received_s))
+    return result
+
+
+def _types(observation: Observation) -> _Types:
+    rooms: dict[str, Resources] = {}
+    for node in observation.nodes:
+        if node.schedulable:
+            rooms[node.accelerator] = rooms.get(node.accelerator, Resources()) + node.capacity
+    return _Types(tuple(sorted(rooms)), tuple(rooms[kind] for kind in sorted(rooms)))
+
+
+def _gang(view: JobView) -> Resources:
+    return view.worker_demand * view.minimum.workers + view.ps_demand * view.minimum.ps
+
+
+def _fractions(views: Sequence[JobView], types: _Types) -> Array:
+    """Of each resource of each type, the fraction that each job's gang takes: jobs by types by resources."""
+    gangs = np.array([_amounts(_gang(view)) for view in views], dtype=np.float64)
+    rooms = np.array([_amounts(room) for room in types.capacity], dtype=np.float64)
+    # What a type has nothing of, nobody who can run there needs.
+    return np.divide(gangs[:, None, :], rooms[None], out=np.zeros((len(views), *rooms.shape)), where=rooms[None] > 0)
+
+
+def _amounts(room: Resources) -> tuple[int, int, int]:
+    return room.cpu_milli, room.memory_mib, room.gpu_milli
+
+
+def greatest_least(worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
+    """Shares of time that make the least of `sum_t worth[j,t] x[j,t]` over jobs as great as can be.
+
+    Args:
+        worth: what a whole share does, by job and type.
+        fractions: of each resource of each type, what a job takes: jobs by types by resources.
+        able: where a job can run; elsewhere its share is zero. Each job can run somewhere.
+
+    Returns:
+        The analytic centre of all shares that are within `OPTIMALITY` of the optimum.
+    """
+    worth = np.where(able, worth, 0.0)
+    fractions = np.where(able[:, :, None], fractions, 0.0)
+    # Only ratios of worth count for the shares; this keeps the program well scaled.
+    worth = worth / worth.max(axis=1).mean()
+    best = _optimum(worth, fractions, able)
+    return _centre(best, worth, fractions, able)
+
+
+def _optimum(worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
+    """Some optimal corner, by HiGHS."""
+    jobs, types, resources = fractions.shape
+    own = kron(diags_array(np.ones(jobs)), np.ones((1, types)), format="csr")
+    least = hstack([-own @ diags_array(worth.ravel()), np.ones((jobs, 1))], format="csr")
+    whole = hstack([own, csr_array((jobs, 1))], format="csr")
+    rows = np.zeros((types * resources, jobs, types))
+    for kind in range(types):
+        rows[kind * resources : (kind + 1) * resources, :, kind] = fractions[:, kind, :].T
+    room = hstack([csr_array(rows.reshape(types * resources, jobs * types)), csr_array((types * resources, 1))])
+    bounds = np.array([[0.0, 1.0 if can else 0.0] for can in able.ravel()] + [[0.0, np.inf]])
+    cost = np.zeros(jobs * types + 1)
+    cost[-1] = -1.0
+    limits = np.concatenate([np.zeros(jobs), np.ones(jobs + types * resources)])
+    answer = linprog(cost, vstack([least, whole, room], format="csr"), limits, bounds=bounds, method="highs")
+    if answer.x is None:
+        raise ArithmeticError(f"the linear program of {jobs} jobs has no solution: {answer.message}")
+    return np.clip(answer.x[:-1].reshape(jobs, types), 0.0, 1.0)
+
+
+def _centre(best: Array, worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
+    """The analytic centre of the nearly optimal shares: Newton's method on the sum of the logarithms of all slacks.
+
+    The Hessian is a small block per job plus one rank for each resource of each type, so a step is linear in jobs.
+    """
+    jobs, types, resources = fractions.shape
+    floor = float((worth * best).sum(axis=1).min()) * (1 - OPTIMALITY)
+    even = 0.5 * able / max(types, float(fractions.sum(axis=0).max()))
+    shares = best * (1 - OPTIMALITY / 2) + even * (OPTIMALITY / 2)
+    load = np.zeros((jobs, types, types, resources))
+    load[:, range(types), range(types), :] = fractions
+    load = load.reshape(jobs, types, types * resources)
+    barrier = _Barrier(worth, floor, load[:, :, load.any(axis=(0, 1))], able)
+    for _ in range(CENTRE_STEPS_MAX):
+        step, decrement = barrier.newton(shares)
+        if decrement / 2 <= CENTRE_DECREMENT:
+            break
+        shares = shares + barrier.length(shares, step, decrement) * step
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Barrier:
+    """Minus the sum of the logarithms of all slacks of nearly optimal shares."""
+
+    worth: Array
+    floor: float
+    """What every job's part of the objective must exceed."""
+    load: Array
+    """Fraction of each resource that a whole share takes: jobs by types by resources of all types."""
+    able: NDArray[np.bool_]
+
+    def slacks(self, shares: Array) -> tuple[Array, Array, Array, Array]:
+        """Of the shares themselves, the jobs' objectives, the jobs' whole time, and the resources."""
+        return (
+            np.where(self.able, shares, 1.0),
+            (self.worth * shares).sum(axis=1) - self.floor,
+            1 - shares.sum(axis=1),
+            1 - np.einsum("jtk,jt->k", self.load, shares),
+        )
+
+    def newton(self, shares: Array) -> tuple[Array, float]:
+        """Newton's step, and by how much the barrier falls along it to first order."""
+        own, gain, whole, room = self.slacks(shares)
+        jobs, types = shares.shape
+        ones = self.able.astype(np.float64)
+        slope = ones * (-1 / own - self.worth / gain[:, None] + 1 / whole[:, None] + self.load @ (1 / room))
+        block = np.zeros((jobs, types, types))
+        block[:, range(types), range(types)] = 1 / own**2
+        block += self.worth[:, :, None] * self.worth[:, None, :] / (gain**2)[:, None, None]
+        block += ones[:, :, None] * ones[:, None, :] / (whole**2)[:, None, None]
+        solved = np.linalg.solve(block, np.concatenate([-slope[:, :, None], self.load], axis=2))
+        free, through = solved[:, :, 0], solved[:, :, 1:]
+        # Woodbury: the resources tie the jobs' blocks together.
+        tie = np.diag(room**2) + np.einsum("jtk,jtl->kl", self.load, through)
+        step = free - through @ np.linalg.solve(tie, np.einsum("jtk,jt->k", self.load, free))
+        return step, -float((slope * step).sum())
+
+    def length(self, shares: Array, step: Array, decrement: float) -> float:
+        """How far to go: halved until everything stays positive and the barrier falls enough; zero if it never does."""
+        value = self._value(shares)
+        length = 1.0
+        while length > 1e-12:
+            if self._value(shares + length * step) <= value - 0.25 * length * decrement:
+                return length
+            length /= 2
+        return 0.0
+
+    def _value(self, shares: Array) -> float:
+        slacks = np.concatenate([part.ravel() for part in self.slacks(shares)])
+        return -float(np.log(slacks).sum()) if slacks.min() > 0 else np.inf

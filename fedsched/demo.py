@@ -6,9 +6,11 @@ import importlib.util
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from fedsched import jobfile, local, tracing
 from fedsched.adapters.rpc import JobsClient

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
+import msgspec
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
@@ -63,7 +64,7 @@ def channel_options(address: str) -> tuple[tuple[str, int], ...]:
 
 def to_message(value: object, kind: type[M]) -> M:
     """A record as its message; fields have the same names on both sides."""
-    plain = json.loads(codec.dumps(value))
+    plain = msgspec.to_builtins(value)
     return ParseDict(_pairs_to_maps(plain, kind.DESCRIPTOR), kind(), ignore_unknown_fields=True)
 
 
@@ -75,7 +76,7 @@ def from_message(kind: type[T], message: Message) -> T:
     """
     plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     try:
-        return codec.loads(kind, json.dumps(_maps_to_pairs(plain, message.DESCRIPTOR)))
+        return codec.from_plain(kind, _maps_to_pairs(plain, message.DESCRIPTOR), lax=True)
     except ValueError as problem:
         raise InvalidInput(f"the request cannot be used: {problem}", "compare it with proto/fedsched/v1") from problem
 
@@ -87,7 +88,7 @@ def _pairs_to_maps(plain: Any, shape: Any) -> Any:
         if _is_map(field):
             return dict(value)
         if field.message_type is not None and value is not None:
-            many = isinstance(value, list)
+            many = isinstance(value, list | tuple)
             items = [_pairs_to_maps(item, field.message_type) for item in (value if many else [value])]
             return items if many else items[0]
         if isinstance(value, float) and not math.isfinite(value):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
+from msgspec.structs import replace
 
 from fedsched import tracing
 from fedsched.adapters import flower
@@ -232,7 +233,7 @@ class Aggregator:
                 return CombineFailed(command.number, "the new weights hold NaN or infinity", self.now_s())
             made = {"round": command.number, "parent_version": self._active.record.version}
             story = made | {"contributors": ", ".join(command.accepted)}
-            weights = replace(self._active.checkpoint, arrays=arrays, made=story)
+            weights = dataclasses.replace(self._active.checkpoint, arrays=arrays, made=story)
             data = weights.to_bytes()
             try:
                 written = self._policies.write(command.version, weights.digest, data, optimiser)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
 from fedsched.errors import Conflict, CorruptCheckpoint

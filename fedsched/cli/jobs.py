@@ -288,7 +288,7 @@ def _user() -> str:
 
 def _submit_traced(client: JobsClient, spec: JobSpec, key: str, dry_run: bool) -> Submission:
     """Submit under a span that becomes the root of the job's trace."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from fedsched import tracing
     from fedsched.local import trace_target

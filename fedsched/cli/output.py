@@ -39,11 +39,12 @@ def plain(value: object) -> Any:
     """A record as data for JSON and YAML."""
     from dataclasses import is_dataclass
 
+    import msgspec
     from pydantic import BaseModel
 
     from fedsched.runtime import codec
 
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, msgspec.Struct) or (is_dataclass(value) and not isinstance(value, type)):
         import json
 
         return _with_times(json.loads(codec.dumps(value)))

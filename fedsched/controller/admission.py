@@ -7,7 +7,8 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from fedsched import tracing
 from fedsched.controller.cache import Cache

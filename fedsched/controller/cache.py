@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.explain import arrival, candidates
@@ -104,7 +107,7 @@ class Cache:
         """All complete jobs as they are stored, in the order of submission."""
         with self._condition:
             found = [
-                (tracked.spec, replace(tracked, transitions=dict(tracked.transitions)))
+                (tracked.spec, dataclasses.replace(tracked, transitions=dict(tracked.transitions)))
                 for tracked in self._jobs.values()
                 if tracked.spec is not None and tracked.status is not None
             ]

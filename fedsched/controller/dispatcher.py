@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from fedsched import tracing
 from fedsched.controller.admission import CACHE_S, transition

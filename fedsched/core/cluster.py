@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedsched.core.ids import ClusterName, JobId, NodeName
+from fedsched.core.record import Record
 from fedsched.core.resources import Resources, total
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Record, frozen=True):
     """A machine, or a named share of one."""
 
     name: NodeName
@@ -20,8 +18,7 @@ class Node:
     """False while cordoned: what runs goes on, nothing new comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterRecord:
+class ClusterRecord(Record, frozen=True):
     """What an agent says of its cluster under its lease; gone when the lease is gone."""
 
     name: ClusterName
@@ -49,8 +46,7 @@ class ClusterRecord:
         return total([node.capacity for node in self.nodes])
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Record, frozen=True):
     """A job that the controller gave to a cluster; the agent removes it with the job's terminal status."""
 
     job_id: JobId
@@ -58,8 +54,7 @@ class Assignment:
     """The user asked for the job's end."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerRecord:
+class ControllerRecord(Record, frozen=True):
     """What a controller says of itself under its lease."""
 
     controller_id: str

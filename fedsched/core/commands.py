@@ -6,15 +6,13 @@ carry `(term, seq)`: it refuses an older term and ignores a repeated seq.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedsched.core.decision import Observation
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, JobStatus, Placement, Reason, Transition
+from fedsched.core.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class SaveJob:
+class SaveJob(Record, frozen=True):
     """Persist the status and, with it in one transaction, the transition that led there."""
 
     status: JobStatus
@@ -22,8 +20,7 @@ class SaveJob:
     """None when only the progress is new."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartJob:
+class StartJob(Record, frozen=True):
     """Start an attempt with these tasks, from the newest checkpoint of the attempt before if there is one."""
 
     term: int
@@ -33,8 +30,7 @@ class StartJob:
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleJob:
+class ScaleJob(Record, frozen=True):
     """Make exactly `placement` the attempt's tasks while training goes on."""
 
     term: int
@@ -44,8 +40,7 @@ class ScaleJob:
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class StopJob:
+class StopJob(Record, frozen=True):
     """End all tasks of the attempt, with a checkpoint first when `checkpoint`; kill after `grace_s`.
 
     The `JobExited` that follows carries `reason`, unless the job ended by itself before the order reached it.
@@ -60,8 +55,7 @@ class StopJob:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptJobs:
+class AdoptJobs(Record, frozen=True):
     """Find what runs of these attempts: answer each with `JobAdopted` or, when nothing is left, `JobExited`.
 
     Tasks of any other attempt are strays of an agent before this one and are ended.
@@ -73,8 +67,7 @@ class AdoptJobs:
     """Specification and attempt of each job that the store says is active."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskPolicy:
+class AskPolicy(Record, frozen=True):
     """Have the policy decide this slot; the answer comes as `PolicyDecided`."""
 
     observation: Observation
@@ -82,8 +75,7 @@ class AskPolicy:
     """Running jobs hold at least their minimum before the policy spends anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class RewardSlot:
+class RewardSlot(Record, frozen=True):
     """What the slot brought: each job's progress in it as a fraction of its declared epochs (DL2's reward)."""
 
     slot: int

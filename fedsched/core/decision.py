@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedsched.core.cluster import Node
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation, Placement, Range
+from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedSample:
+class SpeedSample(Record, frozen=True):
     """An observed training speed: what a policy may know of how a job scales."""
 
     workers: int
@@ -22,8 +21,7 @@ class SpeedSample:
     """Accelerator type under all of the tasks; empty where there is none, or where they differed."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(Record, frozen=True):
     """One live job as the policy sees it at the start of a slot."""
 
     job_id: JobId
@@ -63,8 +61,7 @@ class JobView:
         return max(0.0, self.epochs - self.progress_epochs)
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Record, frozen=True):
     """Everything a policy may base a slot's decision on. Jobs are sorted by `(arrived_s, job_id)`."""
 
     slot: int
@@ -100,8 +97,7 @@ class Budget(Protocol):
         """All grants, sorted by job id; jobs with nothing are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Record, frozen=True):
     """A policy's answer for one slot: the allocation of every job that gets one."""
 
     slot: int
@@ -111,7 +107,7 @@ class Decision:
     """Version of the learned policy; 0 for heuristics."""
     fallback: str = ""
     """Why the heuristic answered instead of the configured policy; empty when it did not."""
-    notes: tuple[tuple[JobId, str], ...] = field(default=())
+    notes: tuple[tuple[JobId, str], ...] = ()
     """What the policy says about single jobs, for `explain`."""
     accelerators: tuple[tuple[JobId, str], ...] = ()
     """Jobs whose tasks belong on nodes of one accelerator type in this slot, with the type."""

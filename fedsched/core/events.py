@@ -5,16 +5,14 @@ Times are unix seconds live, virtual seconds simulated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedsched.core.cluster import Node
 from fedsched.core.decision import Decision
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import JobSpec, JobStatus, Placement, Progress, Reason
+from fedsched.core.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class TermTaken:
+class TermTaken(Record, frozen=True):
     """The agent holds the cluster's lease under a new fencing number; everything it does carries it.
 
     Always the first event. `jobs` are all that the store has assigned to the cluster: the scheduler takes them up where
@@ -26,22 +24,19 @@ class TermTaken:
     jobs: tuple[tuple[JobSpec, JobStatus], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
+class LeaseLost(Record, frozen=True):
     """The agent is cut off from the store: what runs keeps running, nothing new is placed."""
 
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRegained:
+class LeaseRegained(Record, frozen=True):
     """The store answers again and the term is still ours."""
 
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class JobAssigned:
+class JobAssigned(Record, frozen=True):
     """The controller gave this cluster a job."""
 
     time_s: float
@@ -49,32 +44,28 @@ class JobAssigned:
     status: JobStatus
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(Record, frozen=True):
     """The user wants the job to end."""
 
     time_s: float
     job_id: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStarted:
+class SlotStarted(Record, frozen=True):
     """A scheduling interval begins."""
 
     time_s: float
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyDecided:
+class PolicyDecided(Record, frozen=True):
     """The policy (or, past its deadline, the heuristic) answered."""
 
     time_s: float
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class JobStarted:
+class JobStarted(Record, frozen=True):
     """All tasks of the attempt have joined and train."""
 
     time_s: float
@@ -82,8 +73,7 @@ class JobStarted:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class JobScaled:
+class JobScaled(Record, frozen=True):
     """A resize is complete: exactly `placement` runs now and what was removed has ended."""
 
     time_s: float
@@ -94,8 +84,7 @@ class JobScaled:
     """How long workers stood still."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleFailed:
+class ScaleFailed(Record, frozen=True):
     """A resize was rolled back: exactly `placement` runs, as before it."""
 
     time_s: float
@@ -105,8 +94,7 @@ class ScaleFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressReported:
+class ProgressReported(Record, frozen=True):
     """The job says how far it is."""
 
     time_s: float
@@ -115,8 +103,7 @@ class ProgressReported:
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class JobExited:
+class JobExited(Record, frozen=True):
     """No task of the attempt exists any more. `reason` is FINISHED when the training came to its end."""
 
     time_s: float
@@ -127,8 +114,7 @@ class JobExited:
     progress: Progress | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobAdopted:
+class JobAdopted(Record, frozen=True):
     """After a restart the agent found the attempt's tasks still running, exactly these."""
 
     time_s: float
@@ -137,16 +123,14 @@ class JobAdopted:
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class NodeChanged:
+class NodeChanged(Record, frozen=True):
     """A node joined or changed its capacity or state."""
 
     time_s: float
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(Record, frozen=True):
     """A node is gone with everything on it."""
 
     time_s: float

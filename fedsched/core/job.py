@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
+from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
 EPOCHS_MAX = 1e9
@@ -22,8 +22,7 @@ class Role(StrEnum):
     PS = "ps"
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Record, frozen=True):
     """How few and how many tasks of one role a job can use, both ends included."""
 
     minimum: int
@@ -42,8 +41,7 @@ class Range:
         return f"{self.minimum}..{self.maximum}"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Record, frozen=True):
     """How many tasks a job holds during one slot. Says nothing about where they run."""
 
     workers: int = 0
@@ -63,8 +61,7 @@ class Allocation:
         return f"{self.workers}w+{self.ps}ps"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TaskPlacement:
+class TaskPlacement(Record, frozen=True, order=True):
     """One task and the node it runs on."""
 
     task: TaskName
@@ -96,8 +93,7 @@ def allocation_of(placement: Placement) -> Allocation:
     return Allocation(workers, len(placement) - workers)
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(Record, frozen=True):
     """What a user asked for; it never changes after submission."""
 
     job_id: JobId
@@ -289,8 +285,7 @@ class Reason(StrEnum):
     RESIZE_FAILED = "ResizeFailed"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Record, frozen=True):
     """How far a job has come, as the job itself reports it."""
 
     epochs: float = 0.0
@@ -302,8 +297,7 @@ class Progress:
     """Step of the newest complete checkpoint; -1 before the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(Record, frozen=True):
     """Where a job stands. Written by the controller until it is dispatched, then by the agent that holds the term."""
 
     job_id: JobId
@@ -319,7 +313,7 @@ class JobStatus:
     seq: int = 0
     """Grows by one with each transition of the job."""
     placement: Placement = ()
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = Progress()
     resizes: int = 0
     dispatched_s: float | None = None
     started_s: float | None = None
@@ -334,8 +328,7 @@ class JobStatus:
         return allocation_of(self.placement)
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Record, frozen=True):
     """One step in a job's life, as `fedsched events` shows it."""
 
     seq: int
@@ -348,5 +341,5 @@ class Transition:
     target: JobPhase
     reason: Reason
     message: str = ""
-    allocation: Allocation = field(default_factory=Allocation)
+    allocation: Allocation = Allocation()
     traceparent: str = ""

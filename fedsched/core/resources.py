@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fedsched.core.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Record, frozen=True):
     """An amount of each resource: 1000 `cpu_milli` are one core, 1000 `gpu_milli` one GPU."""
 
     cpu_milli: int = 0

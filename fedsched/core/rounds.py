@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from fedsched.core.ids import ClusterName
+from fedsched.core.record import Record
 
 
 class Outcome(StrEnum):
@@ -35,8 +36,7 @@ class Absence(StrEnum):
     """Nothing came: it failed, left, or was too slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Record, frozen=True):
     """An update that counts in a round."""
 
     cluster: ClusterName
@@ -48,8 +48,7 @@ class Contribution:
     """What the learner says of its batch: loss, entropy, mean_reward."""
 
 
-@dataclass(frozen=True, slots=True)
-class Absentee:
+class Absentee(Record, frozen=True):
     """An asked cluster whose update does not count, and why."""
 
     cluster: ClusterName
@@ -57,8 +56,7 @@ class Absentee:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
+class RoundRecord(Record, frozen=True):
     """What is kept of a round for ever after."""
 
     number: int
@@ -81,8 +79,7 @@ class RoundRecord:
     """Trace of the round; written by whoever held it, the core knows none."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRecord:
+class PolicyRecord(Record, frozen=True):
     """One version of a policy; its weights lie in the aggregator's blob directory."""
 
     name: str
@@ -107,8 +104,7 @@ class PolicyRecord:
     """What happened to it later: that its blob was found corrupt, for example."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewWeights:
+class NewWeights(Record, frozen=True):
     """What combining made, already durable under `location`."""
 
     digest: str
@@ -121,8 +117,7 @@ class NewWeights:
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class MemberJoined:
+class MemberJoined(Record, frozen=True):
     """An agent connected, or connected again."""
 
     cluster: ClusterName
@@ -133,8 +128,7 @@ class MemberJoined:
     """Decisions it has recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberReported:
+class MemberReported(Record, frozen=True):
     """A connected agent told its numbers anew."""
 
     cluster: ClusterName
@@ -143,22 +137,19 @@ class MemberReported:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemberLeft:
+class MemberLeft(Record, frozen=True):
     """An agent's connection ended."""
 
     cluster: ClusterName
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(Record, frozen=True):
     """The clock moved; the core sees whether a round is due."""
 
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateArrived:
+class UpdateArrived(Record, frozen=True):
     """An agent's gradient came and was looked at."""
 
     number: int
@@ -174,8 +165,7 @@ class UpdateArrived:
     metrics: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateWithheld:
+class UpdateWithheld(Record, frozen=True):
     """An asked agent will give nothing in this round."""
 
     number: int
@@ -185,16 +175,14 @@ class UpdateWithheld:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
+class DeadlinePassed(Record, frozen=True):
     """The round has lasted as long as it may."""
 
     number: int
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Combined:
+class Combined(Record, frozen=True):
     """The gradients were combined and the new weights lie durable on disk."""
 
     number: int
@@ -202,8 +190,7 @@ class Combined:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CombineFailed:
+class CombineFailed(Record, frozen=True):
     """The gradients could not be combined, or the new weights cannot be used."""
 
     number: int
@@ -211,8 +198,7 @@ class CombineFailed:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoundSaved:
+class RoundSaved(Record, frozen=True):
     """The round's record, and with it the new version, is durable."""
 
     number: int
@@ -235,8 +221,7 @@ RoundEvent = (
 # Commands
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdates:
+class RequestUpdates(Record, frozen=True):
     """Ask the clusters for a gradient of this version, and give `DeadlinePassed` after `deadline_s`."""
 
     number: int
@@ -245,8 +230,7 @@ class RequestUpdates:
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RejectUpdate:
+class RejectUpdate(Record, frozen=True):
     """Throw an update away and say why."""
 
     number: int
@@ -254,8 +238,7 @@ class RejectUpdate:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Combine:
+class Combine(Record, frozen=True):
     """Combine these clusters' gradients, in this order, into this version."""
 
     number: int
@@ -263,24 +246,21 @@ class Combine:
     accepted: tuple[ClusterName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRound:
+class SaveRound(Record, frozen=True):
     """Make the record, and the new version if there is one, durable in one step; then give `RoundSaved`."""
 
     record: RoundRecord
     policy: PolicyRecord | None
 
 
-@dataclass(frozen=True, slots=True)
-class OfferPolicy:
+class OfferPolicy(Record, frozen=True):
     """Send the active version to these clusters."""
 
     version: int
     clusters: tuple[ClusterName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseMember:
+class RefuseMember(Record, frozen=True):
     """End the connection of an agent that may not take part."""
 
     cluster: ClusterName
@@ -290,8 +270,7 @@ class RefuseMember:
 RoundCommand = RequestUpdates | RejectUpdate | Combine | SaveRound | OfferPolicy | RefuseMember
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRules:
+class RoundRules(Record, frozen=True):
     """When a round is held and what counts in it."""
 
     interval_s: float
@@ -301,8 +280,7 @@ class RoundRules:
     norm_max: float
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Record, frozen=True):
     """A connected agent."""
 
     term: int

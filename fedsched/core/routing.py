@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from fedsched.core.cluster import ClusterRecord, Node
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import Allocation, JobSpec, Reason
 from fedsched.core.packing import pack
+from fedsched.core.record import Record
 from fedsched.core.resources import Resources, total
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record, frozen=True):
     """A cluster as the controller knows it at the moment of a choice."""
 
     name: ClusterName
@@ -21,14 +20,13 @@ class Candidate:
     """None: it has been there once, but nothing is known of it now."""
     reachable: bool = True
     """False: `record` is the last one known."""
-    promised: Resources = field(default_factory=Resources)
+    promised: Resources = Resources()
     """Minimum demand of the jobs that were dispatched there and hold nothing yet."""
     queued: int = 0
     """How many jobs those are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Record, frozen=True):
     """What one cluster is worth to one job. `reason` NONE: it will do, now or later."""
 
     cluster: ClusterName
@@ -39,11 +37,10 @@ class Verdict:
     share: float = 0.0
     """Dominant share of the cluster that is used or promised; above 1 where more jobs wait than fit."""
     queued: int = 0
-    free: Resources = field(default_factory=Resources)
+    free: Resources = Resources()
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
+class Routing(Record, frozen=True):
     """The choice, or the dominant reason against one. Verdicts: best first, then those that will not do, by name."""
 
     choice: ClusterName | None

@@ -15,24 +15,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from fedsched.core.ids import TaskName
 from fedsched.core.job import Role, role_of
+from fedsched.core.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Record, frozen=True):
     """A piece of the model that lives on one server as a whole."""
 
     name: str
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Record, frozen=True):
     """Who does what from a step on."""
 
     number: int
@@ -50,8 +51,7 @@ class Plan:
         return self.workers + self.servers
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Record, frozen=True):
     """All that one member must know now; the one with the highest number counts."""
 
     number: int
@@ -70,8 +70,7 @@ class View:
     with its process would make a complete training look like a crash."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingConfig:
+class ScalingConfig(Record, frozen=True):
     """The limits of one job's protocol."""
 
     join_s: float = 120.0
@@ -90,8 +89,7 @@ class ScalingConfig:
 # Events. Times come from the coordinator's monotonic clock.
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDescribed:
+class ModelDescribed(Record, frozen=True):
     """The first worker told what is trained; comes before any worker is ready."""
 
     time_s: float
@@ -100,8 +98,7 @@ class ModelDescribed:
     """Steps of the whole training."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReported:
+class TaskReported(Record, frozen=True):
     """A member said how things stand with it. Values never shrink; an older report changes nothing."""
 
     time_s: float
@@ -118,8 +115,7 @@ class TaskReported:
     """Worker: how long the last switch held it up."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskGone:
+class TaskGone(Record, frozen=True):
     """A member's process has ended or cannot be reached; with an error text when it told one."""
 
     time_s: float
@@ -127,8 +123,7 @@ class TaskGone:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleRequested:
+class ScaleRequested(Record, frozen=True):
     """The executor wants exactly these members; new ones must be ready by the deadline."""
 
     time_s: float
@@ -138,8 +133,7 @@ class ScaleRequested:
     """A duration, counted from the event."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Record, frozen=True):
     """The executor wants the job to end, with a checkpoint first if it can be had within the grace."""
 
     time_s: float
@@ -147,16 +141,14 @@ class StopRequested:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten:
+class CheckpointWritten(Record, frozen=True):
     """The manifest is on disk: the checkpoint is complete."""
 
     time_s: float
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFailed:
+class CheckpointFailed(Record, frozen=True):
     """A checkpoint could not be written, a full disk say. Training goes on with the one before, but for the last."""
 
     time_s: float
@@ -164,8 +156,7 @@ class CheckpointFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Record, frozen=True):
     """Time has passed."""
 
     time_s: float
@@ -186,16 +177,14 @@ Event = (
 # Commands.
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Record, frozen=True):
     """Give a member its newest view."""
 
     task: TaskName
     view: View
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteCheckpoint:
+class CompleteCheckpoint(Record, frozen=True):
     """All shards of this step are on disk: write the manifest."""
 
     step: int
@@ -203,8 +192,7 @@ class CompleteCheckpoint:
     """Whose shards belong to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerScale:
+class AnswerScale(Record, frozen=True):
     """Tell the executor what came of its order."""
 
     seq: int
@@ -215,8 +203,7 @@ class AnswerScale:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Record, frozen=True):
     """The job is over; members are leaving."""
 
     phase: Phase
@@ -256,8 +243,7 @@ class _Member:
         return self.view is not None and self.view.leave
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
+class _Order(Record, frozen=True):
     """A resize that was asked for and not answered."""
 
     seq: int

@@ -10,11 +10,11 @@ from fedsched.core.cluster import Node
 from fedsched.core.decision import SpeedSample
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Placement
+from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(Record, frozen=True):
     """How a cluster's scheduler behaves."""
 
     cluster: ClusterName

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Reason
+from fedsched.core.record import Record
 from fedsched.core.routing import Routing
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Record, frozen=True):
     """A job: what was asked for and where it stands."""
 
     spec: JobSpec
     status: JobStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Record, frozen=True):
     """The answer to a submission."""
 
     job: Job
@@ -28,8 +25,7 @@ class Submission:
     """False: the idempotency key was known already, or it was a dry run."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobAhead:
+class JobAhead(Record, frozen=True):
     """A job that is served before another one in the same place."""
 
     job_id: JobId
@@ -39,8 +35,7 @@ class JobAhead:
     minimum: Allocation
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Record, frozen=True):
     """Why a job is where it is and what can be done about it."""
 
     job: Job
@@ -57,8 +52,7 @@ class Explanation:
     trace_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterView(Record, frozen=True):
     """A cluster as a controller knows it."""
 
     name: ClusterName

@@ -61,14 +61,14 @@ class _OverTheShoulder:
         self._observation = observation
         self.labels: list[Label] = []
 
-    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0) -> bool:
+    def grant(self, job_id: JobId, workers: int = 0, ps: int = 0, accelerator: str = "") -> bool:
         """As the real budget; what it grants is noted."""
         if not self._holds_minimum(job_id):
-            return self._budget.grant(job_id, workers, ps)
+            return self._budget.grant(job_id, workers, ps, accelerator)
         window = self._look()
         kinds = _kinds(workers, ps)
         states = self._before(window, job_id, kinds)
-        if not self._budget.grant(job_id, workers, ps):
+        if not self._budget.grant(job_id, workers, ps, accelerator):
             if len(kinds) == 1:
                 window.refused(job_id, kinds[0])
             return False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import traceback
+from pathlib import PurePath
+
+from msgspec.structs import replace
 
 from fedsched.core.commands import AskPolicy
 from fedsched.core.decision import Decision, JobView, Observation, Policy
@@ -23,10 +26,16 @@ def decide(question: AskPolicy, policy: Policy, fallback: Policy) -> Decision:
         answer = policy.decide(question.observation, TentativePlacement(question.observation, question.keep_running))
         problem = judge(question, answer)
     except Exception as error:  # A policy can be anybody's code; whatever it raises must not stop the cluster.
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error} ({_where(error)})"
     if problem is None:
         return answer
     return fall_back(question, fallback, f"policy {policy.name} (version {policy.version}): {problem}")
+
+
+def _where(error: Exception) -> str:
+    """The line that raised it, for whoever wrote the policy."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{PurePath(frame.filename).name}, line {frame.lineno}"
 
 
 def fall_back(question: AskPolicy, fallback: Policy, reason: str) -> Decision:

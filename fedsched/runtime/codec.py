@@ -1,11 +1,11 @@
-"""Domain dataclasses to JSON and back, validated on the way in."""
+"""Records to JSON and back, validated on the way in."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+import msgspec
 
 from fedsched.core.commands import Command
 from fedsched.core.events import Event
@@ -13,19 +13,12 @@ from fedsched.core.events import Event
 T = TypeVar("T")
 
 
-_adapters: dict[type, TypeAdapter[Any]] = {}
-
-
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    if kind not in _adapters:
-        _adapters[kind] = TypeAdapter(kind)
-    return _adapters[kind]
-
-
 def dumps(value: object) -> bytes:
-    """One line of JSON with sorted keys: the same value always gives the same bytes."""
-    plain = _adapter(type(value)).dump_python(value, mode="json")
-    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    """One line of JSON with sorted keys: the same value always gives the same bytes.
+
+    Numbers that are not finite are written as Python writes them: a diverging loss must come back as it is.
+    """
+    return json.dumps(msgspec.to_builtins(value), sort_keys=True, separators=(",", ":")).encode()
 
 
 def loads(kind: type[T], data: bytes | str) -> T:
@@ -35,8 +28,23 @@ def loads(kind: type[T], data: bytes | str) -> T:
         ValueError: the bytes are not a valid `kind`; unknown fields are ignored, so that an older reader copes.
     """
     try:
-        return cast(T, _adapter(kind).validate_json(data))
-    except ValidationError as problem:
+        return from_plain(kind, json.loads(data))
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"not a {kind.__name__}: {problem}") from problem
+
+
+def from_plain(kind: type[T], plain: Any, *, lax: bool = False) -> T:
+    """The `kind` that dictionaries, lists and scalars describe.
+
+    Args:
+        lax: also take numbers that are written as strings, as protobuf's JSON has them.
+
+    Raises:
+        ValueError: they do not describe a valid `kind`; unknown fields are ignored.
+    """
+    try:
+        return msgspec.convert(plain, kind, strict=not lax)
+    except msgspec.ValidationError as problem:
         raise ValueError(f"not a {kind.__name__}: {problem}") from problem
 
 
@@ -45,7 +53,7 @@ _TAGGED: dict[str, type] = {kind.__name__: kind for union in (Event, Command) fo
 
 def dump_tagged(value: Event | Command) -> dict[str, Any]:
     """An event or command as a JSON object that names its type under `_`."""
-    return {"_": type(value).__name__, **_adapter(type(value)).dump_python(value, mode="json")}
+    return {"_": type(value).__name__, **msgspec.to_builtins(value)}
 
 
 def load_tagged(plain: dict[str, Any]) -> Event | Command:
@@ -58,4 +66,4 @@ def load_tagged(plain: dict[str, Any]) -> Event | Command:
     if kind is None:
         raise ValueError(f"unknown event or command {plain.get('_')!r}")
     body = {key: value for key, value in plain.items() if key != "_"}
-    return cast(Event | Command, loads(kind, json.dumps(body)))
+    return cast(Event | Command, from_plain(kind, body))

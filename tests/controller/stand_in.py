@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from fedsched.core.cluster import Assignment, ClusterRecord, Node
 from fedsched.core.ids import ClusterName, JobId, NodeName
@@ -93,7 +94,7 @@ class StandInAgent:
             message="",
             seq=before.seq + 1,
             term=self.term,
-            **changes,  # type: ignore[arg-type]
+            **changes,
         )
         step = Transition(
             after.seq, time.time(), f"agent/{self.name}", job_id, after.attempt, self.term, before.phase, phase, reason

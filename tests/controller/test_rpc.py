@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
+import msgspec
 import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings
@@ -66,7 +66,7 @@ statuses = st.builds(
 @pytest.mark.parametrize(("record", "message"), PAIRS, ids=lambda kind: kind.__name__)
 def test_every_field_of_a_record_has_its_place_in_the_message(record: type, message: type[Message]) -> None:
     """A field that is added to a record and not to the proto would vanish between controller and user."""
-    fields = {field.name for field in dataclasses.fields(record)}
+    fields = {field.name for field in msgspec.structs.fields(record)}
     assert fields == set(message.DESCRIPTOR.fields_by_name)
 
 

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore

@@ -162,7 +162,7 @@ def test_asking_whether_a_job_would_fit_grants_nothing(observation: Observation)
 
 
 def test_a_job_runs_only_on_accelerators_that_it_named() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     nodes = (node("cpu", 8), replace(node("gpu", 2), accelerator="T4"))
     job = view("a", accelerators=("V100", "T4"))

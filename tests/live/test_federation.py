@@ -257,7 +257,7 @@ def test_what_the_agents_did_is_repeated_by_a_fresh_scheduler(federation: Federa
 
 
 def _with_memory(nodes: tuple[Any, ...]) -> tuple[Any, ...]:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from fedsched.core.resources import Resources
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+from msgspec.structs import replace
 
 from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation, SpeedSample

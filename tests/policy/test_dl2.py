@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Range, Role, TaskPlacement, task_name

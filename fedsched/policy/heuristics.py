@@ -51,6 +51,13 @@ def bundle(view: JobView, have: Allocation) -> Allocation:
     return Allocation(1, 1 if have.ps < view.ps.maximum else 0)
 
 
+def next_step(view: JobView, have: Allocation) -> Allocation:
+    """What the job would be granted next, all or nothing: what its minimum lacks, else its next bundle."""
+    least = view.minimum
+    missing = Allocation(max(0, least.workers - have.workers), max(0, least.ps - have.ps))
+    return missing or bundle(view, have)
+
+
 class Heuristic(ABC):
     """A policy without memory: an order of admission and a rule of growth."""
 

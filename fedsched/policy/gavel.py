@@ -40,9 +40,8 @@ from scipy.sparse import csr_array, diags_array, hstack, kron, vstack
 from fedsched.config import Tree
 from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.ids import JobId, stream
-from fedsched.core.job import Allocation
 from fedsched.core.resources import Resources
-from fedsched.policy.heuristics import bundle, by_arrival
+from fedsched.policy.heuristics import by_arrival, next_step
 from fedsched.policy.throughput import throughputs
 
 Array = NDArray[np.float64]
@@ -202,7 +201,8 @@ class GavelMakespan(Gavel):
         left = np.array([view.remaining_epochs for view in views])
         # One that has done all it declared and still runs counts as nearly done, not as endlessly urgent.
         least = np.array([view.epochs for view in views]) * 1e-3
-        return speeds / np.maximum(left, np.maximum(least, 1e-12))[:, None]
+        urgency: Array = 1 / np.maximum(left, np.maximum(least, 1e-12))
+        return speeds * urgency[:, None]
 
 
 class _Round:
@@ -251,9 +251,7 @@ class _Round:
                 self.chosen[view.job_id] = kind
 
     def _grow(self, view: JobView) -> bool:
-        have, least = self._budget.allocation(view.job_id), view.minimum
-        # A kept job that has lost tasks is raised to its minimum in one step.
-        step = Allocation(max(0, least.workers - have.workers), max(0, least.ps - have.ps)) or bundle(view, have)
+        step = next_step(view, self._budget.allocation(view.job_id))
         kind = self.chosen.get(view.job_id, "")
         return bool(step) and self._budget.grant(view.job_id, step.workers, step.ps, kind)
 
@@ -331,7 +329,8 @@ def _optimum(worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
     answer = linprog(cost, vstack([least, whole, room], format="csr"), limits, bounds=bounds, method="highs")
     if answer.x is None:
         raise ArithmeticError(f"the linear program of {jobs} jobs has no solution: {answer.message}")
-    return np.clip(answer.x[:-1].reshape(jobs, types), 0.0, 1.0)
+    corner: Array = np.clip(answer.x[:-1].reshape(jobs, types), 0.0, 1.0)
+    return corner
 
 
 def _centre(best: Array, worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
@@ -342,10 +341,10 @@ def _centre(best: Array, worth: Array, fractions: Array, able: NDArray[np.bool_]
     jobs, types, resources = fractions.shape
     floor = float((worth * best).sum(axis=1).min()) * (1 - OPTIMALITY)
     even = 0.5 * able / max(types, float(fractions.sum(axis=0).max()))
-    shares = best * (1 - OPTIMALITY / 2) + even * (OPTIMALITY / 2)
-    load = np.zeros((jobs, types, types, resources))
-    load[:, range(types), range(types), :] = fractions
-    load = load.reshape(jobs, types, types * resources)
+    shares: Array = (1 - OPTIMALITY / 2) * best + even * (OPTIMALITY / 2)
+    by_type = np.zeros((jobs, types, types, resources))
+    by_type[:, range(types), range(types), :] = fractions
+    load = by_type.reshape(jobs, types, types * resources)
     barrier = _Barrier(worth, floor, load[:, :, load.any(axis=(0, 1))], able)
     for _ in range(CENTRE_STEPS_MAX):
         step, decrement = barrier.newton(shares)

@@ -1,8 +1,8 @@
 """The clock of Gavel's public simulator, for comparisons: its trace, its speeds and its rounds, but not its decisions.
 
-Rounds end when the last job of the round has done as many whole steps as fit in 360 s. Jobs that arrive are shown to the
-policy when it plans anew: Gavel's simulator lets them wait until then. Its clock takes a plan of time zero for none, so
-the first change is planned for at once; a fresh policy does that here.
+Rounds end when the last job of the round has done as many whole steps as fit in 360 s. Jobs that arrive are shown to
+the policy when it plans anew: Gavel's simulator lets them wait until then. Its clock takes a plan of time zero for
+none, so the first change is planned for at once; a fresh policy does that here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""The same allocation for every job, whatever it is: the baseline that tells whether a clever rule earns its keep.
+
+First come, first served, each job at once at its constant size. Where that does not fit, a job gets what fits of it, at
+least its minimum. A job's own limits bound the constant on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from fedsched.config import Tree
+from fedsched.core.decision import Budget, Decision, JobView, Observation
+from fedsched.core.job import TASKS_MAX, Allocation
+from fedsched.policy.heuristics import by_arrival, next_step
+
+
+class ConstantOptions(Tree):
+    """The allocation."""
+
+    workers: int = Field(default=1, ge=1, le=TASKS_MAX)
+    ps: int = Field(default=1, ge=0, le=TASKS_MAX)
+    """Parameter servers; a job that takes none gets none."""
+
+
+class Constant:
+    """Every job gets the same."""
+
+    name: ClassVar[str] = "constant"
+    version: ClassVar[int] = 0
+    Options = ConstantOptions
+
+    def __init__(self, options: ConstantOptions | None = None) -> None:
+        self._options = options or ConstantOptions()
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        """Whole constants in order of arrival, those of higher priority first, then parts of it."""
+        views = [view for view in by_arrival(observation.jobs) if not view.pinned]
+        views.sort(key=lambda view: -view.priority)
+        partial = [view for view in views if not self._give_all(view, budget)]
+        for view in partial:
+            while self._give_step(view, budget):
+                pass
+        return Decision(observation.slot, budget.allocations(), self.name)
+
+    def _goal(self, view: JobView) -> Allocation:
+        least = view.minimum
+        workers = max(least.workers, min(self._options.workers, view.workers.maximum))
+        return Allocation(workers, max(least.ps, min(self._options.ps, view.ps.maximum)))
+
+    def _give_all(self, view: JobView, budget: Budget) -> bool:
+        goal, have = self._goal(view), budget.allocation(view.job_id)
+        workers, ps = max(0, goal.workers - have.workers), max(0, goal.ps - have.ps)
+        return not (workers or ps) or budget.grant(view.job_id, workers, ps)
+
+    def _give_step(self, view: JobView, budget: Budget) -> bool:
+        """One step towards the goal: the minimum first, then a task of each role that is still missing."""
+        goal, have = self._goal(view), budget.allocation(view.job_id)
+        if have.workers < view.minimum.workers or have.ps < view.minimum.ps:
+            step = next_step(view, have)
+        else:
+            step = Allocation(int(have.workers < goal.workers), int(have.ps < goal.ps))
+        return bool(step) and budget.grant(view.job_id, step.workers, step.ps)

@@ -8,8 +8,8 @@ Its rules, on which equality with that simulator rests:
 * only that one node is tried. If it has no room the slot is over for everybody, even where other nodes have room.
 
 An episode of the reference makes some 240,000 grants, so a grant must cost about a microsecond. Hence two encodings: a
-node's load and index are one integer in a heap, and an amount of resources is one integer of three fields whose top bits
-are never used: a subtraction that sets one of them has taken more than there was.
+node's load and index are one integer in a heap, and an amount of resources is one integer of three fields whose top
+bits are never used: a subtraction that sets one of them has taken more than there was.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 from math import gcd
 
+from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
-from fedsched.core.resources import Resources
+from fedsched.core.resources import Resources, total
 
 INDEX_BITS = 24
 """Of a heap entry: the node's index; above them stands its load."""
@@ -80,36 +81,57 @@ class _Claim:
         self.bundles_left = self._bundles_left()
 
 
+class EmptyCluster:
+    """What of a slot depends on the nodes alone: worth keeping while they stay the same."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = tuple(node for node in nodes if node.schedulable)
+        """Those that are filled, in the order of their indices."""
+        self.capacity = total([node.capacity for node in self.nodes])
+        cpu, gpu = self.capacity.cpu_milli, self.capacity.gpu_milli
+        common = gcd(cpu, gpu) or 1
+        self._cpu_weight, self._gpu_weight = (gpu // common, cpu // common) if gpu else (1, 0)
+        self.free = [_amount(node.capacity) for node in self.nodes]
+        self.loads = list(range(len(self.nodes)))
+        """A heap: nobody has any load, so the indices are in order."""
+
+    def load(self, demand: Resources) -> int:
+        """What the demand adds to a heap entry."""
+        return (demand.cpu_milli * self._cpu_weight + demand.gpu_milli * self._gpu_weight) << INDEX_BITS
+
+
 class Rebuilding:
     """The `Budget` of a slot under the reference's rules; see the module.
 
     It departs from `Budget` in one point: a job's first grant need not reach its minimum, because the reference's
     Optimus hands out single tasks. Jobs that end below it hold what they were granted, but are in no allocation.
+
+    Args:
+        observation: nodes and jobs as they are.
+        empty: made of the observation's nodes, if it is at hand.
     """
 
-    def __init__(self, observation: Observation) -> None:
-        self.nodes = tuple(node for node in observation.nodes if node.schedulable)
-        """Those that are filled, in the order of their indices."""
-        self._cpu_weight, self._gpu_weight = self._weights()
-        self._free = [_amount(node.capacity) for node in self.nodes]
-        self._loads = [index for index in range(len(self.nodes))]
+    def __init__(self, observation: Observation, empty: EmptyCluster | None = None) -> None:
+        self._empty = empty or EmptyCluster(observation.nodes)
+        self._free = self._empty.free.copy()
+        self._loads = self._empty.loads.copy()
         self._closed = not self.nodes
         self._pinned = {view.job_id: view for view in observation.jobs if view.pinned}
         for view in self._pinned.values():
             self._hold(view)
-        heapify(self._loads)
+        if self._pinned:
+            heapify(self._loads)
         self._claims = self._claims_of(observation)
 
-    def _weights(self) -> tuple[int, int]:
-        """What one milli-CPU and one milli-GPU add to a node's load."""
-        cpu = sum(node.capacity.cpu_milli for node in self.nodes)
-        gpu = sum(node.capacity.gpu_milli for node in self.nodes)
-        common = gcd(cpu, gpu) or 1
-        return (gpu // common, cpu // common) if gpu else (1, 0)
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that are filled, in the order of their indices."""
+        return self._empty.nodes
 
-    def _load(self, demand: Resources) -> int:
-        """What the demand adds to a heap entry."""
-        return (demand.cpu_milli * self._cpu_weight + demand.gpu_milli * self._gpu_weight) << INDEX_BITS
+    @property
+    def capacity(self) -> Resources:
+        """What these nodes hold together."""
+        return self._empty.capacity
 
     def _hold(self, view: JobView) -> None:
         """Count a pinned job's tasks where they run."""
@@ -119,7 +141,7 @@ class Rebuilding:
             if index is not None:
                 demand = view.worker_demand if entry.role is Role.WORKER else view.ps_demand
                 self._free[index] -= _amount(demand)
-                self._loads[index] += self._load(demand)
+                self._loads[index] += self._empty.load(demand)
 
     def _claims_of(self, observation: Observation) -> dict[JobId, _Claim]:
         """An empty claim per job. Most jobs are alike, so what depends on their demands is computed once for each."""
@@ -132,7 +154,7 @@ class Rebuilding:
             demands = (view.worker_demand, view.ps_demand)
             if demands not in sizes:
                 bundle = view.worker_demand + view.ps_demand
-                sizes[demands] = (_amount(bundle), self._load(bundle))
+                sizes[demands] = (_amount(bundle), self._empty.load(bundle))
             if view.accelerators not in barred:
                 barred[view.accelerators] = frozenset(
                     index for index, node in enumerate(self.nodes) if node.accelerator not in view.accelerators
@@ -182,7 +204,7 @@ class Rebuilding:
         if not named or not self._take(claim, index, _amount(demand)):
             self._closed = True
             return False
-        heapreplace(self._loads, entry + self._load(demand))
+        heapreplace(self._loads, entry + self._empty.load(demand))
         claim.add(index, workers, ps)
         return True
 

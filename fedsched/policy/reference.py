@@ -102,12 +102,11 @@ class Dl2Drf(_Reference):
         alike: dict[tuple[Resources, int], list[int]] = {}
         for rank, view in enumerate(views):
             alike.setdefault((view.worker_demand + view.ps_demand, _bundles_max(view)), []).append(rank)
-        capacity = observation.capacity
         levels: dict[float, list[int]] = {}
         """By share: which of `alike` reach it; one that stays on it with several bundles is there as often."""
         for kind, (bundle, bundles_max) in enumerate(alike):
             for bundles in range(bundles_max):
-                levels.setdefault((bundle * bundles).dominant_share(capacity), []).append(kind)
+                levels.setdefault((bundle * bundles).dominant_share(budget.capacity), []).append(kind)
         ranks, ids = list(alike.values()), [view.job_id for view in views]
         merged: dict[tuple[int, ...], list[JobId]] = {}
 
@@ -151,9 +150,7 @@ class Dl2Tetris(_Reference):
                 left[ranking[-1]] -= 1
 
 
-def _best_last(
-    room: Resources, node: Resources, demands: Sequence[Resources], fractions: Sequence[float]
-) -> list[int]:
+def _best_last(room: Resources, node: Resources, demands: Sequence[Resources], fractions: Sequence[float]) -> list[int]:
     """Ranks of the jobs, the one with the highest score last; empty where the mean `a` or the mean `r` is 0."""
     free_cpu, free_gpu = _shares(room, node)
     alignments, works = [], []

@@ -76,7 +76,7 @@ EPOCH_SAMPLES = {job_class.model: job_class.epoch_samples for job_class in CLASS
 
 
 class Dl2WorkloadConfig(Tree):
-    """What the reference calls its parameters. The defaults are those of its large setting, which is the paper's scale."""
+    """What the reference calls its parameters; the defaults are those of its large setting, the paper's scale."""
 
     pattern: Literal["uniform", "poisson", "uneven", "diurnal"] = "uneven"
     """Jobs that arrive per slot: always `arrivals_max`; Poisson with that mean, capped at it; on average 60 % of it; or

@@ -12,7 +12,7 @@ from fedsched.core.decision import Decision, JobView, Observation
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation
 from fedsched.core.placement import TentativePlacement
-from fedsched.core.rebuilding import Rebuilding
+from fedsched.core.rebuilding import EmptyCluster, Rebuilding
 from fedsched.core.resources import Resources, total
 from fedsched.errors import InvalidInput
 from fedsched.policy.reference import Dl2Drf, Dl2Fifo, Dl2Optimus, Dl2Srtf, Dl2Tetris, Oracle
@@ -63,7 +63,7 @@ def play(golden: dl2_golden.Golden, name: str, grid: Grid) -> Iterator[Slot]:
     """The reference's slot loop: decide on an empty cluster, then let everything train for a slot."""
     policy, length_s = policy_of(name, grid), golden.slot_length_s
     waiting, live, progress = list(reversed(golden.jobs)), dict[JobId, SimulatedJob](), dict[JobId, float]()
-    slot = 0
+    slot, empty = 0, EmptyCluster(golden.nodes)
     while waiting or live:
         while waiting and waiting[-1].spec.submitted_s <= slot * length_s:
             come = waiting.pop()
@@ -71,7 +71,7 @@ def play(golden: dl2_golden.Golden, name: str, grid: Grid) -> Iterator[Slot]:
         seen = Observation(
             slot, length_s, golden.nodes, tuple(view_of(live[one], progress[one]) for one in sorted(live))
         )
-        budget = Rebuilding(seen)
+        budget = Rebuilding(seen, empty)
         decision = policy.decide(seen, budget)
         ends = {}
         for one, allocation in decision.allocations:

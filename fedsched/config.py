@@ -28,6 +28,8 @@ def _port_exists(address: str) -> str:
 
 
 Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$", description="host:port"), AfterValidator(_port_exists)]
+KIND = "kind "
+"""Tags of a union's members begin so: they tell which member a problem is in, and are left out of its path."""
 LeaseLength = Annotated[int, Field(ge=2, le=3600)]
 """Seconds; etcd takes no more than some years, and nobody waits for an hour."""
 CPUS_MAX, MEMORY_MAX_GB, GPUS_MAX = 100_000.0, 1e9, 100_000.0
@@ -257,7 +259,7 @@ def problems(kind: type[BaseModel], error: ValidationError) -> list[str]:
 
 
 def _line(kind: type[BaseModel], item: dict[str, Any]) -> str:
-    path = ".".join(str(part) for part in item["loc"]) or "the file"
+    path = ".".join(part for part in map(str, item["loc"]) if not part.startswith(KIND)) or "the file"
     if item["type"] == "extra_forbidden":
         name = str(item["loc"][-1])
         near = difflib.get_close_matches(name, sorted(_field_names(kind)), n=1)

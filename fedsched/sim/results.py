@@ -7,7 +7,7 @@ import io
 import json
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fedsched.core.events import Event, JobAssigned, NodeChanged, NodeLost, Term
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import ACTIVE, TERMINAL, Allocation, JobPhase, JobSpec, JobStatus, Transition, allocation_of
 from fedsched.errors import InvalidInput
-from fedsched.files import write_whole
+from fedsched.files import whole
 from fedsched.runtime.loop import Observer
 
 Floats = NDArray[np.float64]
@@ -49,6 +49,10 @@ POINTS_MAX = 1024
 """A series has at most as many points, however long the run: its steps double in length when it is full."""
 STEP_S = 1.0
 """Length of a series's first steps."""
+LANES_MAX = 128
+"""What a job holds over time is kept of at most so many jobs."""
+LANE_STEPS_MAX = 400
+"""And of at most so many changes of each."""
 
 
 # --- What is kept ------------------------------------------------------------------------------------------------
@@ -141,6 +145,16 @@ def together(series: Sequence[Series], name: str = "all clusters") -> Series:
     return Series(name, step_s, levels)
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What one job held over time, as a lane of a chart."""
+
+    job_id: str
+    submit_s: float
+    steps: tuple[tuple[float, str, int], ...]
+    """From when on, one of `SPENT`, and how many tasks; the last step ends the job, or the run."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
     """One policy on the jobs of one seed."""
@@ -156,6 +170,8 @@ class RunResult:
     jobs: Jobs
     series: tuple[Series, ...]
     """One per cluster."""
+    lanes: tuple[Lane, ...]
+    """Of some jobs, evenly spread over the arrivals."""
     cpu_s: float
     """Of the process, for this run."""
     fallbacks: int
@@ -256,6 +272,7 @@ class Collector:
         self._rows = _Rows()
         self._live: dict[JobId, _Live] = {}
         self._clusters: list[_Cluster] = []
+        self._lanes = _Lanes()
 
     def on(self, cluster: ClusterName, nodes: Sequence[Node]) -> Observer:
         """The observer of the loop of one cluster, which starts with these nodes."""
@@ -290,6 +307,10 @@ class Collector:
     def series(self, until_s: float) -> tuple[Series, ...]:
         """Each cluster over time, up to `until_s`."""
         return tuple(watched.levels.series(watched.name, until_s) for watched in self._clusters)
+
+    def lanes(self, until_s: float) -> tuple[Lane, ...]:
+        """What some of the jobs held, up to `until_s`."""
+        return self._lanes.lanes(self._rows, until_s)
 
     def _take_up(self, watched: _Cluster, event: TermTaken) -> None:
         """An agent began anew with what the store holds; a step that was not stored has not happened."""
@@ -339,6 +360,9 @@ class Collector:
             held = live.holds(transition.allocation)
         self._put(watched, live, transition.time_s, target, held)
         self._rows.note(live.row, transition)
+        if live.row % self._lanes.stride == 0:
+            tasks = transition.allocation.workers + transition.allocation.ps if target in ACTIVE else 0
+            self._lanes.step(live.row, transition.time_s, live.spends, tasks)
         if target in TERMINAL:
             del self._live[transition.job_id]
 
@@ -384,6 +408,37 @@ class _Live:
         return (
             self.worker[0] * size.workers + self.ps[0] * size.ps,
             self.worker[1] * size.workers + self.ps[1] * size.ps,
+        )
+
+
+class _Lanes:
+    """Steps of every `stride`-th job; when there are too many, every second lane is dropped."""
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self._steps: dict[int, list[tuple[float, int, int]]] = {}
+
+    def step(self, row: int, time_s: float, spends: int, tasks: int) -> None:
+        """From `time_s` on the job holds so many tasks."""
+        steps = self._steps.get(row)
+        if steps is None:
+            steps = self._steps[row] = []
+            if len(self._steps) > LANES_MAX:
+                self.stride *= 2
+                self._steps = {kept: self._steps[kept] for kept in self._steps if kept % self.stride == 0}
+        if len(steps) < LANE_STEPS_MAX:
+            steps.append((time_s, spends, tasks))
+
+    def lanes(self, rows: _Rows, until_s: float) -> tuple[Lane, ...]:
+        """Those kept, in order of arrival."""
+        return tuple(
+            Lane(
+                rows.job_id[row],
+                rows.submit_s[row],
+                tuple((time_s, SPENT[spends], tasks) for time_s, spends, tasks in steps)
+                + (() if rows.finish_s[row] == steps[-1][0] else ((until_s, SPENT[_QUEUED], 0),)),
+            )
+            for row, steps in sorted(self._steps.items())
         )
 
 
@@ -601,13 +656,12 @@ def write_csv(path: Path, runs: Sequence[RunResult]) -> None:
     Raises:
         OSError: it could not be written.
     """
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(COLUMNS)
-    for run in runs:
-        columns = _columns(run)
-        lines.writerows(zip(*(columns[name] for name in COLUMNS), strict=True))
-    write_whole(path, text.getvalue().encode())
+    with whole(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as text:
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(COLUMNS)
+        for run in runs:
+            columns = _columns(run)
+            lines.writerows(zip(*(columns[name] for name in COLUMNS), strict=True))
 
 
 def write_parquet(path: Path, runs: Sequence[RunResult]) -> None:
@@ -631,13 +685,6 @@ def write_parquet(path: Path, runs: Sequence[RunResult]) -> None:
     told = json.dumps([run.plain() for run in runs]).encode()
     schema = pa.schema([(name, kinds[name]) for name in COLUMNS], metadata={"fedsched.runs": told})
     tables = (pa.table(_columns(run), schema=schema) for run in runs)
-    sink = pa.BufferOutputStream()
-    parquet.write_table(pa.concat_tables([schema.empty_table(), *tables]), sink)
-    write_whole(path, sink.getvalue().to_pybytes())
-
-
-def rows(run: RunResult) -> Iterator[dict[str, Any]]:
-    """A run's jobs as data."""
-    columns = _columns(run)
-    for values in zip(*(columns[name] for name in COLUMNS), strict=True):
-        yield dict(zip(COLUMNS, values, strict=True))
+    with whole(path) as raw, parquet.ParquetWriter(raw, schema) as writer:
+        for table in tables:
+            writer.write_table(table)

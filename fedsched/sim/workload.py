@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -69,8 +69,7 @@ class JobMix(Tree):
 class WorkloadConfig(JobMix):
     """A workload file: how many jobs of which mix come how fast."""
 
-    seed: int = Field(default=0, ge=0)
-    """Of the first run; an experiment's next run draws from the next seed."""
+    kind: Literal["mix"] = "mix"
     jobs: int = Field(default=16, ge=1)
     gap_s: float = Field(ge=0)
     """Mean time between arrivals, which are a Poisson process; 0: all at once."""

@@ -18,13 +18,20 @@ from fedsched.core.resources import Resources
 from fedsched.errors import CorruptCheckpoint, InvalidConfiguration, InvalidInput
 from fedsched.policy import checkpoint
 from fedsched.policy.registry import heuristic, make
+from fedsched.sim.comparing import summarise
 from fedsched.sim.executor import VerbCosts
-from fedsched.sim.experiment import ExperimentConfig, interval, load_experiment, run_experiment, summarise
+from fedsched.sim.experiment import ExperimentConfig, load_experiment, with_policies
+from fedsched.sim.results import RunResult
+from fedsched.sim.running import Request, make_policy, perform
 from fedsched.sim.workload import Scenario, WorkloadConfig, draw_jobs, draw_scenario
 from fedsched.sim.world import World
 
 SIMULATIONS = Path(__file__).parents[2] / "simulations"
 EXPERIMENTS = sorted((SIMULATIONS / "experiments").glob("*.yaml"))
+
+
+NODE = {"name": "n", "cpus": 1.5}
+BIG = {"name": "n", "cpus": 6}
 
 
 class Band(Tree):
@@ -48,12 +55,19 @@ class Expected(Tree):
 def tiny(**changes: object) -> ExperimentConfig:
     """Three short jobs on one machine, under DRF."""
     plain = {
-        "cluster": {"nodes": [{"name": "n", "cpus": 6}]},
+        "clusters": [{"name": "one", "nodes": [{"name": "n", "cpus": 6}]}],
         "workload": {"jobs": 3, "gap_s": 5, "alone_s_max": 40},
         "policies": {"drf": {"name": "drf"}},
         "seeds": 2,
     }
     return parse(ExperimentConfig, {**plain, **changes}, "test")
+
+
+def run_all(experiment: ExperimentConfig, *labels: str) -> list[RunResult]:
+    """These policies, or all, on every seed, with all judges watching."""
+    experiment, wanted = with_policies(experiment, labels)
+    seeds = range(experiment.seed, experiment.seed + experiment.seeds)
+    return [perform(Request("test", experiment, label, seed, check=True)) for label in wanted for seed in seeds]
 
 
 # --- The files ---------------------------------------------------------------------------------------------------
@@ -69,35 +83,35 @@ def test_every_shipped_experiment_is_valid_and_has_a_band_for_each_of_its_polici
 
 def test_all_problems_of_all_three_files_are_told_at_once(tmp_path: Path) -> None:
     """Whoever corrects one line per try gives up."""
-    (tmp_path / "cluster.yaml").write_text("nodes: [{name: a, cpu: 4}, {name: b, cpus: -1}]\n")
+    (tmp_path / "clusters.yaml").write_text("[{name: x, nodes: [{name: a, cpu: 4}, {name: b, cpus: -1}]}]\n")
     (tmp_path / "workload.yaml").write_text("gap_s: 5\njob_types: [cnn, gnn]\nalone_s_min: 9\nalone_s_max: 3\n")
     path = tmp_path / "experiment.yaml"
     path.write_text(
-        "cluster: cluster.yaml\nworkload: workload.yaml\nseed: 3\n"
+        "clusters: clusters.yaml\nworkload: workload.yaml\nsede: 3\n"
         "policies: {drf: {name: drff}, dl2: {explor: true}}\ncosts: {scale_s: -1}\n"
     )
     with pytest.raises(InvalidConfiguration) as caught:
         load_experiment(path)
     message = str(caught.value)
-    assert "cluster.nodes.0.cpu is not a known field; did you mean cpus?" in message
-    assert "cluster.nodes.0.cpus is missing" in message
-    assert "cluster.nodes.1.cpus is -1" in message
+    assert "clusters.0.nodes.0.cpu is not a known field; did you mean cpus?" in message
+    assert "clusters.0.nodes.0.cpus is missing" in message
+    assert "clusters.0.nodes.1.cpus is -1" in message
     assert "workload.job_types.1: no speed is known for job type gnn; known are cnn, embedding" in message
     assert "policies.drf.name is 'drff'" in message
     assert "policies.dl2.explor is not a known field; did you mean explore?" in message
     assert "costs.scale_s is -1" in message
-    assert "seed is not a known field; did you mean seed" in message
+    assert "sede is not a known field; did you mean seed?" in message
 
 
 def test_files_that_cannot_be_read_are_problems_like_all_others(tmp_path: Path) -> None:
     """Both missing files in one go, and where they were looked for."""
     path = tmp_path / "experiment.yaml"
-    path.write_text("cluster: no/cluster.yaml\nworkload: bad.yaml\npolicies: {}\n")
+    path.write_text("clusters: no/cluster.yaml\nworkload: bad.yaml\npolicies: {}\n")
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(InvalidConfiguration) as caught:
         load_experiment(path)
     message = str(caught.value)
-    assert f"cluster: cannot read {tmp_path}/no/cluster.yaml: No such file" in message
+    assert f"clusters: cannot read {tmp_path}/no/cluster.yaml: No such file" in message
     assert f"workload: {tmp_path}/bad.yaml is not YAML" in message
     assert "policies is {}" in message
 
@@ -105,8 +119,10 @@ def test_files_that_cannot_be_read_are_problems_like_all_others(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"cluster": {"nodes": [{"name": "n", "cpus": 1}] * 2}}, "node names must be unique; used more than once: n"),
-        ({"cluster": {"nodes": [{"name": "n", "cpus": 1.5}]}}, "cannot hold the workload's largest worker"),
+        ({"clusters": [{"name": "c", "nodes": [NODE] * 2}]}, "node names must be unique; used more than once: n"),
+        ({"clusters": [{"name": "c", "nodes": [NODE]}] * 2}, "cluster names must be unique; used more than once: c"),
+        ({"clusters": [{"name": "c", "nodes": [NODE]}]}, "no cluster can hold the workload's largest worker"),
+        ({"clusters": [{"name": "c", "nodes": [BIG], "policy": "x"}]}, "cluster c has policy x; policies are drf"),
         ({"workload": {"gap_s": 1, "alone_s_min": 9, "alone_s_max": 3}}, "alone_s_min is 9.0; it must not be above"),
     ],
 )
@@ -122,11 +138,11 @@ def test_a_checkpoint_lies_where_the_experiment_says_not_where_the_user_stands(t
         shutil.copytree(SIMULATIONS / part, tmp_path / part)
     path = tmp_path / "experiments" / "own.yaml"
     path.write_text(
-        "cluster: ../clusters/small.yaml\nworkload: ../workloads/mixed.yaml\nseeds: 1\n"
+        "clusters: ../clusters/small.yaml\nworkload: ../workloads/mixed.yaml\nseeds: 1\n"
         "policies: {drf: {name: drf}, mine: {name: dl2, checkpoint: ../mine.safetensors}}\n"
     )
     with pytest.raises(CorruptCheckpoint, match=r"mine\.safetensors"):
-        run_experiment(load_experiment(path), policies=["mine"])
+        make_policy(load_experiment(path).policies["mine"], 0)
     shutil.copy(checkpoint.BUILTIN, tmp_path / "mine.safetensors")
     config = load_experiment(path).policies["mine"]
     assert checkpoint.load(Path(config.checkpoint)).digest == checkpoint.load(checkpoint.BUILTIN).digest
@@ -171,29 +187,29 @@ def test_a_declared_workload_is_what_its_file_says() -> None:
 def test_every_policy_gets_the_same_jobs_and_every_seed_others() -> None:
     """A policy that is compared on easier jobs wins for nothing."""
     experiment = tiny(policies={"first": {"name": "drf"}, "second": {"name": "drf"}, "fifo": {"name": "fifo"}})
-    runs = run_experiment(experiment, policies=["second", "first"], check=True)
+    runs = run_all(experiment, "second", "first")
     assert [(run.policy, run.seed) for run in runs] == [("second", 0), ("second", 1), ("first", 0), ("first", 1)]
-    assert [run.result for run in runs[:2]] == [run.result for run in runs[2:]]
-    assert runs[0].result.digest != runs[1].result.digest
+    assert [run.digest for run in runs[:2]] == [run.digest for run in runs[2:]]
+    assert runs[0].digest != runs[1].digest
 
 
 def test_a_sampling_policy_draws_anew_in_every_run() -> None:
     """Runs that share their draws are not independent, and the interval over them would be a lie."""
-    workload = WorkloadConfig(seed=1, jobs=8, gap_s=5)
-    experiment = tiny(workload=workload.model_dump(), policies={"dl2": {"name": "dl2"}}, seeds=1)
+    workload = WorkloadConfig(jobs=8, gap_s=5)
+    experiment = tiny(workload=workload.model_dump(), policies={"dl2": {"name": "dl2"}}, seed=1, seeds=1)
     nodes = (Node(NodeName("n"), Resources(6000, 4096)),)
 
     def with_draws_of(seed: int) -> str:
         scenario = Scenario(nodes, draw_jobs(workload, 1), experiment.slot_length_s)
         return World(scenario, make(PolicyConfig(seed=seed)), heuristic("drf")).run().digest
 
-    (run,) = run_experiment(experiment)
-    assert run.result.digest == with_draws_of(1) != with_draws_of(0)
+    (run,) = run_all(experiment)
+    assert run.digest == with_draws_of(1) != with_draws_of(0)
 
 
 def test_a_policy_that_the_experiment_lacks_is_named_with_what_was_meant() -> None:
-    with pytest.raises(InvalidInput, match="has no policy dfr; it has drf") as caught:
-        run_experiment(tiny(), policies=["drf", "dfr"])
+    with pytest.raises(InvalidInput, match="there is no policy dfr; the experiment has drf") as caught:
+        with_policies(tiny(), ["drf", "dfr"])
     assert "did you mean drf?" in str(caught.value)
 
 
@@ -226,21 +242,19 @@ def test_slots_that_the_fallback_decided_are_counted() -> None:
     assert 0 < result.fallbacks <= result.slots
 
 
-def test_a_policy_whose_jobs_do_not_end_has_no_mean() -> None:
-    """The mean over those that happened to end would favour whoever starves the long ones."""
-    workload = {"jobs": 2, "gap_s": 0, "alone_s_min": 400, "worker_cpus": [2], "ps_cpus": [1], "workers_max": 1}
-    cluster = {"nodes": [{"name": "n", "cpus": 3}]}
-    experiment = tiny(cluster=cluster, workload=workload, slots_max=3)
-    (summary,) = summarise(run_experiment(experiment, seeds=1))
-    assert (summary.unfinished, summary.jct_s, summary.makespan_s) == (1, None, None)
+def test_any_policy_can_be_compared_without_writing_it_into_the_file() -> None:
+    """A shipped experiment lists a few; whoever asks for another by its name means its defaults."""
+    experiment, labels = with_policies(tiny(), ["srtf", "drf"])
+    assert labels == ("srtf", "drf")
+    assert experiment.policies["srtf"] == PolicyConfig(name="srtf")
+    assert with_policies(tiny(), [])[1] == ("drf",)
 
 
-def test_the_interval_is_students() -> None:
-    """With the normal distribution's 1.96 three seeds would look twice as sure as they are."""
-    found = interval([1.0, 2.0, 3.0])
-    assert (found.low, found.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
-    assert interval([2.0, 2.0]).low == interval([2.0, 2.0]).high == 2.0
-    assert interval([2.0]).low is None
+def test_groups_of_nodes_are_many_nodes() -> None:
+    """Nobody writes five hundred lines for five hundred equal machines."""
+    nodes = [{"name": "big", "cpus": 8, "count": 3}, {"name": "odd", "cpus": 4}]
+    (cluster,) = tiny(clusters=[{"name": "one", "nodes": nodes}]).clusters
+    assert [node.name for node in cluster.all_nodes()] == ["big-00000", "big-00001", "big-00002", "odd"]
 
 
 # --- Results -----------------------------------------------------------------------------------------------------
@@ -250,9 +264,7 @@ def test_the_interval_is_students() -> None:
 def test_results_lie_within_their_bands(label: str) -> None:
     """A change that costs users time shows here, and so does one that is too good to be true."""
     bands = load(Expected, SIMULATIONS / "expected" / "small.yaml").policies[label]
-    (summary,) = summarise(
-        run_experiment(load_experiment(SIMULATIONS / "experiments" / "small.yaml"), policies=[label])
-    )
+    (summary,) = summarise(run_all(load_experiment(SIMULATIONS / "experiments" / "small.yaml"), label))
     assert summary.jct_s is not None
     assert summary.makespan_s is not None
     assert bands.mean_jct_s.low <= summary.jct_s.mean <= bands.mean_jct_s.high

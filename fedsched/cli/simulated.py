@@ -1,0 +1,217 @@
+"""Carries simulations out for the command line: what is offered, how far it is, what came out, where it is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedsched.cli.output import table
+from fedsched.errors import Failed
+from fedsched.sim import running
+from fedsched.sim.comparing import Difference, Interval, Summary, differences, summarise
+from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.results import RunResult, write_csv, write_parquet
+from fedsched.sim.running import Request
+from fedsched.sim.sweep import Engine, sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An experiment and what is to be run of it."""
+
+    name: str
+    arguments: str
+    """What a user types after `fedsched sim run` for it."""
+    experiment: ExperimentConfig
+    policies: tuple[str, ...]
+    """Labels, in the order in which results are shown."""
+
+    @property
+    def seeds(self) -> range:
+        """Seeds of its runs."""
+        return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is written beside the output; None where it is not wanted."""
+
+    per_job: Path | None = None
+    parquet: Path | None = None
+    html: Path | None = None
+
+    def refuse_missing_folders(self) -> None:
+        """Nobody wants to learn of a mistyped folder after an hour of simulation.
+
+        Raises:
+            Failed: a folder is not there.
+        """
+        for path in (self.per_job, self.parquet, self.html):
+            if path is not None and not path.parent.is_dir():
+                raise Failed(f"there is no folder {path.parent} to write {path.name} to", "make it, or name another")
+
+    def write(self, runs: Sequence[RunResult]) -> None:
+        """Write those that are wanted."""
+        if self.per_job is not None:
+            write_csv(self.per_job, runs)
+        if self.parquet is not None:
+            write_parquet(self.parquet, runs)
+        if self.html is not None:
+            from fedsched.sim.report import write_report
+
+            write_report(self.html, runs)
+
+
+def carry_out(
+    plans: Sequence[Plan],
+    files: Files,
+    *,
+    engine: str,
+    workers: int | None,
+    check: bool,
+    as_json: bool,
+    paired: bool = False,
+) -> None:
+    """Run, write, print; then say what went wrong in single runs.
+
+    Args:
+        engine: a name of `Engine`.
+        paired: compare everything with the first arm, seed by seed.
+
+    Raises:
+        Failed: some runs are partial. Everything is printed and written before.
+    """
+    files.refuse_missing_folders()
+    for plan in plans:
+        _tell_load(plan)
+    requests = [
+        Request(plan.name, plan.experiment, label, seed, check)
+        for plan in plans
+        for label in plan.policies
+        for seed in plan.seeds
+    ]
+    with _progress(len(requests)) as told:
+        runs = sweep(requests, engine=Engine(engine), workers=workers, told=told)
+    files.write(runs)
+    compared = differences(runs) if paired else ()
+    if as_json:
+        print(json.dumps(_plain(runs, compared, paired=paired), indent=2))
+    else:
+        _show(summarise(runs), with_names=len(plans) > 1)
+        _show_differences(compared)
+    _refuse_partial(plans, runs, check=check)
+
+
+def _tell_load(plan: Plan) -> None:
+    """What comes to the clusters with the first seed; also finds out whether jobs and policies can be made at all."""
+    for label in plan.policies:
+        running.make_policy(plan.experiment.policies[label], plan.experiment.seed)
+    load = running.load_of(running.draw(plan.experiment, plan.experiment.seed))
+    length = f"slots of {plan.experiment.slot_length_s:g} s"
+    clock = length if plan.experiment.clock == "slots" else "exact times"
+    typer.echo(f"{plan.name}: {clock}; seed {plan.experiment.seed}: {load}", err=True)
+
+
+@contextmanager
+def _progress(runs: int) -> Iterator[Callable[[float], None]]:
+    """A bar for people who wait; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("runs"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("runs", total=runs)
+        yield lambda done: bar.update(task, completed=done)
+
+
+# --- What is shown -----------------------------------------------------------------------------------------------
+
+
+def _plain(runs: Sequence[RunResult], compared: Sequence[Difference], *, paired: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "results": [run.plain() for run in runs],
+        "summary": [summary.plain() for summary in summarise(runs)],
+    }
+    if paired:
+        told["differences"] = [difference.plain() for difference in compared]
+    return told
+
+
+def _show(summaries: Sequence[Summary], *, with_names: bool) -> None:
+    columns = ("POLICY", "SEEDS", "JCT", "95% INTERVAL", "MAKESPAN", "UTILISED", "RESIZES", "FALLBACKS", "UNFINISHED")
+    rows = [
+        (
+            item.arm.policy,
+            item.seeds,
+            item.jct_s and f"{item.jct_s.mean:.1f}s",
+            item.jct_s and _bounds(item.jct_s),
+            None if item.makespan_s is None else f"{item.makespan_s:.1f}s",
+            f"{item.utilisation:.0%}",
+            f"{item.resizes:.1f}",
+            item.fallbacks,
+            item.unfinished,
+        )
+        for item in summaries
+    ]
+    if with_names:
+        columns = ("EXPERIMENT", *columns)  # type: ignore[assignment]
+        rows = [(item.arm.experiment, *row) for item, row in zip(summaries, rows, strict=True)]  # type: ignore[misc]
+    table(columns, rows)
+
+
+def _show_differences(compared: Sequence[Difference]) -> None:
+    if not compared:
+        return
+    baseline = compared[0].baseline
+    print(f"\nagainst {baseline.policy} in {baseline.experiment}, seed by seed:")
+    table(
+        ("EXPERIMENT", "POLICY", "SEEDS", "JCT", "95% INTERVAL", "RATIO", "CERTAIN"),
+        [
+            (
+                item.arm.experiment,
+                item.arm.policy,
+                item.seeds,
+                f"{item.jct_s.mean:+.1f}s",
+                _bounds(item.jct_s, "+"),
+                f"{item.ratio:.3f}",
+                "yes" if item.certain else "no",
+            )
+            for item in compared
+        ],
+    )
+
+
+def _bounds(interval: Interval, sign: str = "") -> str | None:
+    """None where one seed says nothing of the spread."""
+    return None if interval.low is None else f"{interval.low:{sign}.1f}s..{interval.high:{sign}.1f}s"
+
+
+def _refuse_partial(plans: Sequence[Plan], runs: Sequence[RunResult], *, check: bool) -> None:
+    partial = [run for run in runs if run.partial]
+    if not partial:
+        return
+    arguments = {plan.name: plan.arguments for plan in plans}
+    lines = [f"  - {run.policy}, seed {run.seed}: {run.partial}" for run in partial]
+    first = partial[0]
+    again = f"fedsched sim run {arguments[first.experiment]} --policies {first.policy} --seed {first.seed} --seeds 1"
+    raise Failed(
+        f"{len(partial)} of {len(runs)} runs are partial; what they did until then is kept:\n" + "\n".join(lines),
+        f"{again}{' --check' if check else ''}",
+    )

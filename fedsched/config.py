@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsched import yamlfile
 from fedsched.core.cluster import Node
 from fedsched.core.ids import NodeName
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration
+from fedsched.policy import plugins
 from fedsched.yamlfile import shown
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -86,10 +88,30 @@ class SlotConfig(Tree):
         return self
 
 
+def _policy_exists(name: str) -> str:
+    if name not in plugins.available():
+        raise PydanticCustomError("unknown_policy", "{problem}", {"problem": plugins.unknown(name)})
+    return name
+
+
+def _options_fit(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Checked here, so that a mistake is found when the file is read; without options no policy is imported."""
+    name = info.data.get("name")
+    if options and name is not None:
+        try:
+            plugins.options_of(name, options)
+        except InvalidConfiguration as problem:
+            raise ValueError(problem.message) from problem
+    return options
+
+
 class PolicyConfig(Tree):
     """Which policy decides."""
 
-    name: Literal["dl2", "drf", "fifo", "srtf", "optimus"] = "dl2"
+    name: Annotated[str, AfterValidator(_policy_exists)] = "dl2"
+    """As `fedsched policy list` shows it; any installed package can add to those."""
+    options: Annotated[dict[str, Any], AfterValidator(_options_fit)] = {}
+    """What the policy itself can be told; each has options of its own, or none."""
     checkpoint: str = "builtin"
     """Path of the first weights, or `builtin` for those that ship with the package."""
     fallback: Literal["drf", "fifo", "srtf", "optimus"] = "drf"

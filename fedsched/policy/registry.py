@@ -1,4 +1,4 @@
-"""Policies by the name they are configured by."""
+"""Policies as they are configured."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from pathlib import Path
 
 from fedsched.config import PolicyConfig
 from fedsched.core.decision import Policy
-from fedsched.policy import checkpoint
+from fedsched.policy import checkpoint, plugins
 from fedsched.policy.dl2 import DL2
-from fedsched.policy.heuristics import Drf, Fifo, Heuristic, Srtf
-from fedsched.policy.optimus import Optimus
 
-HEURISTICS: dict[str, type[Heuristic]] = {kind.name: kind for kind in (Drf, Fifo, Optimus, Srtf)}
+HEURISTICS = ("drf", "fifo", "optimus", "srtf")
+"""Those that may decide in place of another policy: without options, without memory, quick."""
 
 
-def heuristic(name: str) -> Heuristic:
-    """The heuristic of this name; `PolicyConfig` admits no other."""
-    return HEURISTICS[name]()
+def heuristic(name: str) -> Policy:
+    """The heuristic of this name; `PolicyConfig.fallback` admits no other."""
+    return plugins.make(name, {})
 
 
 def make(config: PolicyConfig) -> Policy:
@@ -24,8 +23,9 @@ def make(config: PolicyConfig) -> Policy:
 
     Raises:
         CorruptCheckpoint: its weights cannot be used.
+        InvalidConfiguration: it cannot be loaded, or its options are wrong.
     """
-    return make_dl2(config) if config.name == DL2.name else heuristic(config.name)
+    return make_dl2(config) if config.name == DL2.name else plugins.make(config.name, config.options)
 
 
 def make_dl2(config: PolicyConfig) -> DL2:

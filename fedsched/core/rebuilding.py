@@ -15,12 +15,13 @@ bits are never used: a subtraction that sets one of them has taken more than the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from heapq import heapify, heapreplace
 from math import gcd
 
 from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation
-from fedsched.core.ids import JobId
+from fedsched.core.ids import JobId, TaskName
 from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
 from fedsched.core.resources import Resources, total
 
@@ -74,6 +75,12 @@ class _Claim:
         """Granted so far."""
         return len(self.bundle_nodes) + len(self.ps_nodes)
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether the job can train with what it was granted."""
+        workers, least = self.workers, self.view.workers.minimum
+        return workers > 0 and workers >= least and self.ps >= self.view.ps.minimum
+
     def add(self, node: int, workers: int, ps: int) -> None:
         """Note a grant."""
         self.worker_nodes += [node] * workers
@@ -92,6 +99,7 @@ class EmptyCluster:
         common = gcd(cpu, gpu) or 1
         self._cpu_weight, self._gpu_weight = (gpu // common, cpu // common) if gpu else (1, 0)
         self.free = [_amount(node.capacity) for node in self.nodes]
+        self.names = [node.name for node in self.nodes]
         self.loads = list(range(len(self.nodes)))
         """A heap: nobody has any load, so the indices are in order."""
 
@@ -248,6 +256,20 @@ class Rebuilding:
             return Resources()
         return Resources(left & field, left >> 2 * FIELD_BITS, left >> FIELD_BITS & field)
 
+    def free(self) -> Resources:
+        """What is not granted, over all nodes, whether or not the slot is over."""
+        return total([self.room(index) for index in range(len(self.nodes))])
+
+    def would_fit(self, job_id: JobId) -> bool:
+        """Whether the job's minimum could still be granted; grants nothing."""
+        claim = self._claims.get(job_id)
+        if claim is None or self._closed or claim.workers or claim.ps:
+            return False
+        index = self._loads[0] & INDEX_MASK
+        least = claim.view.minimum
+        demand = claim.view.worker_demand * least.workers + claim.view.ps_demand * least.ps
+        return not (self._free[index] - _amount(demand)) & OVERDRAWN and index not in claim.barred
+
     def allocation(self, job_id: JobId) -> Allocation:
         """What the job has been granted so far; nothing for an unknown job."""
         claim = self._claims.get(job_id)
@@ -258,22 +280,31 @@ class Rebuilding:
 
     def allocations(self) -> tuple[tuple[JobId, Allocation], ...]:
         """All grants that reach the job's minimum, sorted by job id."""
-        held = [(job_id, allocation_of(view.placement)) for job_id, view in self._pinned.items()]
-        for job_id, claim in self._claims.items():
-            workers, ps, view = claim.workers, claim.ps, claim.view
-            if workers and workers >= view.workers.minimum and ps >= view.ps.minimum:
-                held.append((job_id, Allocation(workers, ps)))
-        return tuple(sorted((entry for entry in held if entry[1]), key=lambda entry: entry[0]))
+        held = [(job_id, allocation_of(view.placement)) for job_id, view in self._pinned.items() if view.placement]
+        held += [
+            (job_id, Allocation(claim.workers, claim.ps)) for job_id, claim in self._claims.items() if claim.is_enough
+        ]
+        return tuple(sorted(held, key=lambda entry: entry[0]))
 
     def placement(self, job_id: JobId) -> Placement:
-        """Where the granted tasks go, sorted by task name; a pinned job's stay where they are."""
+        """Where the granted tasks go, sorted by task name; a pinned job's stay where they are.
+
+        Nothing for a job that was granted less than its minimum.
+        """
         pinned = self._pinned.get(job_id)
         if pinned is not None:
             return pinned.placement
         claim = self._claims[job_id]
-        tasks = [
-            TaskPlacement(task_name(role, index), self.nodes[node].name)
-            for role, singles in ((Role.WORKER, claim.worker_nodes), (Role.PS, claim.ps_nodes))
-            for index, node in enumerate(claim.bundle_nodes + singles)
-        ]
-        return tuple(sorted(tasks))
+        if not claim.is_enough:
+            return ()
+        names = self._empty.names
+        where = claim.bundle_nodes + claim.worker_nodes + claim.bundle_nodes + claim.ps_nodes
+        return tuple([TaskPlacement(task, names[where[at]]) for task, at in _tasks(claim.workers, claim.ps)])
+
+
+@lru_cache(maxsize=4096)
+def _tasks(workers: int, ps: int) -> tuple[tuple[TaskName, int], ...]:
+    """All tasks of an allocation, sorted by name, each with its number in the order workers first, then servers."""
+    names = [task_name(Role.WORKER, index) for index in range(workers)]
+    names += [task_name(Role.PS, index) for index in range(ps)]
+    return tuple(sorted((name, number) for number, name in enumerate(names)))

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from fedsched.config import Name, NodeConfig, PolicyConfig, Tree, load, read
+from fedsched.config import KIND, Name, NodeConfig, PolicyConfig, Tree, load, read
 from fedsched.core.cluster import Node
 from fedsched.core.job import Allocation
 from fedsched.core.packing import pack
 from fedsched.errors import InvalidConfiguration, InvalidInput
-from fedsched.sim.workload import WorkloadConfig
+from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
+from fedsched.sim.ports import SpeedModel, Workload
+from fedsched.sim.speeds.config import AnalyticConfig, SpeedsConfig
+from fedsched.sim.speeds.costs import CostsConfig
+from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
+from fedsched.sim.traces.shaping import ElasticSpeed, RigidSpeed
+from fedsched.sim.workload import Mix, WorkloadConfig
 
+Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
 FOLDER = "folder"
 """Where validators find the experiment file's folder, from which paths in it count."""
 
@@ -27,8 +44,11 @@ def _contents(value: Any, info: ValidationInfo) -> Any:
     """What the named file holds; a part that is written out in place stands for itself."""
     if not isinstance(value, str):
         return value
+    path = _folder(info) / value
+    if info.context:
+        info.context[f"{FOLDER} of {info.field_name}"] = path.parent
     try:
-        return read(_folder(info) / value)
+        return read(path)
     except InvalidConfiguration as problem:
         raise ValueError(problem.message) from problem
 
@@ -45,6 +65,12 @@ def _beside(policies: dict[str, PolicyConfig], info: ValidationInfo) -> dict[str
 
 def _folder(info: ValidationInfo) -> Path:
     return Path(info.context[FOLDER]) if info.context else Path()
+
+
+def _kind(value: Any) -> str:
+    """Which kind of workload is meant: the drawn mix where the file says nothing."""
+    kind = value.get("kind", "mix") if isinstance(value, Mapping) else getattr(value, "kind", "mix")
+    return f"{KIND}{kind}"
 
 
 # --- What is declared --------------------------------------------------------------------------------------------
@@ -68,7 +94,7 @@ class SimulatedClusterConfig(Tree):
 
     name: Name
     nodes: tuple[NodesConfig, ...] = Field(min_length=1)
-    policy: Name | None = None
+    policy: Label | None = None
     """Label of the policy that always decides here; the one that is compared where nothing is said."""
 
     @model_validator(mode="after")
@@ -92,12 +118,29 @@ def _unique(what: str, names: list[str]) -> None:
         raise ValueError(f"{what} names must be unique; used more than once: {', '.join(twice)}")
 
 
-class CostsConfig(Tree):
-    """How long the scaling verbs take; a job makes no progress meanwhile."""
+class Dl2Config(Dl2WorkloadConfig):
+    """The workload of DL2's research code."""
 
-    start_s: float = Field(default=1.0, ge=0)
-    scale_s: float = Field(default=0.2, ge=0)
-    stop_s: float = Field(default=0.5, ge=0)
+    kind: Literal["dl2"]
+
+    def workload(self, base: Path = Path()) -> Workload:
+        """The workload; it needs no files."""
+        return Dl2Workload(self)
+
+
+WorkloadFile = Annotated[
+    Annotated[WorkloadConfig, Tag(f"{KIND}mix")]
+    | Annotated[Dl2Config, Tag(f"{KIND}dl2")]
+    | Annotated[TraceWorkloadConfig, Tag(f"{KIND}trace")]
+    | Annotated[FittedWorkloadConfig, Tag(f"{KIND}fitted")],
+    Discriminator(
+        _kind,
+        custom_error_type="unknown_kind",
+        custom_error_message="there is no such kind of workload; dl2, fitted, mix (or no kind) or trace was expected",
+    ),
+    BeforeValidator(_contents),
+]
+"""A workload file: its field `kind` says which of the classes it is."""
 
 
 class ExperimentConfig(Tree):
@@ -110,9 +153,12 @@ class ExperimentConfig(Tree):
         BeforeValidator(_contents),
     ]
     """Path of a clusters file, relative to this one; it holds a list of clusters."""
-    workload: Annotated[WorkloadConfig, BeforeValidator(_contents)]
+    workload: WorkloadFile
     """Path of a workload file, relative to this one."""
-    policies: Annotated[dict[Name, PolicyConfig], Field(min_length=1), AfterValidator(_beside)]
+    speeds: SpeedsConfig | None = None
+    """How fast jobs really train; where nothing is said it is what goes with the workload: made-up kinds of models for
+    a mix, fitted coefficients for DL2's, the recorded durations for traces. Paths in it are relative to this file."""
+    policies: Annotated[dict[Label, PolicyConfig], Field(min_length=1), AfterValidator(_beside)]
     """By the label that the results carry; paths of checkpoints are relative to this file."""
     seed: int = Field(default=0, ge=0)
     """Of the first run; the next run draws from the next seed."""
@@ -123,13 +169,63 @@ class ExperimentConfig(Tree):
     slot_length_s: float = Field(default=10.0, gt=0)
     slots_max: int = Field(default=5_000, ge=1)
     """After as many slots nothing new starts, and jobs that wait never end."""
-    costs: CostsConfig = CostsConfig()
+    costs: CostsConfig = CostsConfig(start_s=1.0, scale_s=0.2, stop_s=0.5)
+    """How long the scaling verbs take; a job makes no progress meanwhile."""
     on_bad_answer: Literal["stop", "fall_back"] = "stop"
     """What happens when a policy throws or its answer cannot be used: the run ends and counts as partial, so that no
     policy is praised for what its fallback did, or the fallback decides the slot, as it does live."""
 
+    _folders: dict[str, Path] = PrivateAttr(default_factory=dict)
+    """Where relative paths start from, by field."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Remember where the files lie that this was read from."""
+        here = Path(context[FOLDER]) if context else Path()
+        there = (context or {}).get(f"{FOLDER} of workload", here)
+        self._folders.update(speeds=here, workload=there)
+
+    def jobs(self) -> Workload:
+        """Where the jobs come from.
+
+        Raises:
+            NotFound: a file that it needs is not there.
+            InvalidInput: a file cannot be used.
+        """
+        if isinstance(self.workload, WorkloadConfig):
+            return Mix(self.workload)
+        return self.workload.workload(self._folders["workload"])
+
+    def speed_model(self, seed: int) -> SpeedModel:
+        """How fast they really train.
+
+        Raises:
+            NotFound: a file that it needs is not there.
+            InvalidInput: a file cannot be used.
+        """
+        if self.speeds is not None:
+            return self.speeds.model(seed, self._folders["speeds"])
+        match self.workload:
+            case WorkloadConfig():
+                return AnalyticConfig(form="analytic").model(seed)
+            case Dl2Config():
+                return AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(seed)
+            case TraceWorkloadConfig() | FittedWorkloadConfig():
+                elastic = self.workload.shape.elastic
+                return RigidSpeed() if elastic is None else ElasticSpeed(elastic.exponent)
+
+    @model_validator(mode="after")
+    def _slots_are_the_same(self) -> ExperimentConfig:
+        if isinstance(self.workload, Dl2Config) and self.workload.slot_length_s != self.slot_length_s:
+            raise ValueError(
+                f"slot_length_s is {self.slot_length_s:g} here and {self.workload.slot_length_s:g} in the workload, "
+                "whose jobs come at slot starts; the same was expected"
+            )
+        return self
+
     @model_validator(mode="after")
     def _every_job_can_run(self) -> ExperimentConfig:
+        if not isinstance(self.workload, WorkloadConfig):
+            return self
         worker, ps = self.workload.largest_tasks
         rooms = [[node.capacity for node in cluster.all_nodes()] for cluster in self.clusters]
         if all(pack(room, worker, ps, Allocation(1, 1)) is None for room in rooms):

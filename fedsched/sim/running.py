@@ -11,21 +11,26 @@ from pathlib import PurePath
 import numpy as np
 
 from fedsched.config import PolicyConfig
+from fedsched.core.cluster import Node
 from fedsched.core.commands import Command
 from fedsched.core.decision import Policy
 from fedsched.core.events import Event, JobExited, PolicyDecided, SlotStarted
-from fedsched.core.job import Allocation, JobSpec
-from fedsched.errors import FedschedError
+from fedsched.core.ids import ClusterName
+from fedsched.core.job import Allocation
+from fedsched.core.resources import Resources
+from fedsched.errors import FedschedError, InvalidInput
 from fedsched.policy.registry import heuristic, make
 from fedsched.runtime.loop import Observer
 from fedsched.sim.executor import VerbCosts
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.judges import BrokenPromise, Judges
-from fedsched.sim.results import Collector, RunResult
-from fedsched.sim.speed import SPEEDS
-from fedsched.sim.workload import Scenario, draw_jobs
+from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.results import Collector, Floats, RunResult
+from fedsched.sim.workload import Scenario, WorkloadConfig
 from fedsched.sim.world import CLUSTER, World
 
+KINDS = ("GPU", "core", "GiB")
+"""What a load can be scarce of."""
 TOLD_EVERY = 500
 """Ends of attempts between two calls of `Progress`."""
 
@@ -53,13 +58,10 @@ def perform(request: Request, progress: Progress = lambda _: None) -> RunResult:
     """Make a run. Whatever ends it early, an interruption too, what had happened until then is kept: it is partial."""
     begun_s = time.process_time()
     try:
-        scenario = draw(request.experiment, request.seed)
-        watch = _Watch(request, len(scenario.jobs), progress)
+        drawn = draw(request.experiment, request.seed)
+        watch = _Watch(request, len(drawn.jobs), progress)
         collector, judges = Collector(), Judges()
-        observers = [watch.observe, collector.on(CLUSTER, scenario.nodes)]
-        if request.check:
-            observers.append(judges.on(CLUSTER, scenario.nodes))
-        world = build(request, scenario, observers)
+        world = build(request, drawn, [collector.on, *([judges.on] if request.check else [])], watch.observe)
     except Exception as error:
         return lost(request, _told(error))
     digest, problem = "", ""
@@ -70,10 +72,10 @@ def perform(request: Request, progress: Progress = lambda _: None) -> RunResult:
     except Exception as error:  # Whatever is wrong with this run, the others and what this one did are worth keeping.
         problem = _told(error)
     jobs = collector.jobs(watch.now_s)
-    missing = len(scenario.jobs) - int(jobs.over.sum())
+    missing = len(drawn.jobs) - int(jobs.over.sum())
     if request.check and not problem:
         try:
-            judges.close(jobs, watch.now_s, submitted=len(scenario.jobs), complete=not missing)
+            judges.close(jobs, watch.now_s, submitted=len(drawn.jobs), complete=not missing)
         except BrokenPromise as error:
             problem = _told(error)
     return replace(
@@ -107,18 +109,32 @@ def lost(request: Request, why: str) -> RunResult:
     )
 
 
-def build(request: Request, scenario: Scenario, observers: Sequence[Observer]) -> World:
-    """The world of a run."""
+Hang = Callable[[ClusterName, Sequence[Node]], Observer]
+"""Makes the observer of one cluster's loop."""
+
+
+def build(request: Request, drawn: Drawn, watchers: Sequence[Hang], everywhere: Observer) -> World:
+    """The world of a run: the one place that knows how worlds are made.
+
+    Args:
+        watchers: each gets an observer of its own on every cluster.
+        everywhere: sees what all clusters do.
+    """
     experiment = request.experiment
     config = experiment.policies[request.policy]
+    costs = experiment.costs.costs().of("")
+    if len(drawn.clusters) > 1 or not isinstance(experiment.workload, WorkloadConfig) or experiment.speeds is not None:
+        raise InvalidInput("only drawn mixes on one cluster can be simulated yet", "use a workload without a kind")
+    ((_, nodes),) = drawn.clusters
+    scenario = Scenario(nodes, tuple(job.spec for job in drawn.jobs), experiment.slot_length_s)
     return World(
         scenario,
         make_policy(config, request.seed),
         heuristic(config.fallback),
-        costs=VerbCosts(experiment.costs.start_s, experiment.costs.scale_s, experiment.costs.stop_s),
+        costs=VerbCosts(costs.start_s, costs.scale_s, costs.stop_s),
         check=request.check,
         slots_max=experiment.slots_max,
-        observers=observers,
+        observers=[everywhere, *(hang(CLUSTER, nodes) for hang in watchers)],
     )
 
 
@@ -131,10 +147,24 @@ def make_policy(config: PolicyConfig, seed: int) -> Policy:
     return make(config.model_copy(update={"seed": config.seed + seed}))
 
 
-def draw(experiment: ExperimentConfig, seed: int) -> Scenario:
-    """The clusters and the jobs of one seed."""
-    nodes = experiment.clusters[0].all_nodes()
-    return Scenario(nodes, draw_jobs(experiment.workload, seed), experiment.slot_length_s)
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one seed gives: clusters, jobs in order of arrival, and the truth about their speeds."""
+
+    clusters: tuple[tuple[ClusterName, tuple[Node, ...]], ...]
+    jobs: tuple[SimulatedJob, ...]
+    speeds: SpeedModel
+
+
+def draw(experiment: ExperimentConfig, seed: int) -> Drawn:
+    """What the seed gives; the same for every policy.
+
+    Raises:
+        NotFound: a file that the workload or the speeds need is not there.
+        InvalidInput: a file cannot be used.
+    """
+    clusters = tuple((ClusterName(cluster.name), cluster.all_nodes()) for cluster in experiment.clusters)
+    return Drawn(clusters, tuple(experiment.jobs().draw(seed)), experiment.speed_model(seed))
 
 
 # --- What is offered ---------------------------------------------------------------------------------------------
@@ -166,37 +196,39 @@ class Load:
         return f"offered load {self.ratio:.2f}: {what}, and jobs come during {self.arrivals_s / 3600:,.3g} h"
 
 
-def load_of(scenario: Scenario) -> Load:
+def load_of(drawn: Drawn) -> Load:
     """The load of a run, by the resource of which it takes the largest share."""
-    wanted = np.zeros(3)
-    for spec in scenario.jobs:
-        wanted += _amounts(spec) * _alone_s(spec)
-    offered = np.array(
-        [
-            sum(node.capacity.gpu_milli for node in scenario.nodes) / 1000,
-            sum(node.capacity.cpu_milli for node in scenario.nodes) / 1000,
-            sum(node.capacity.memory_mib for node in scenario.nodes) / 1024,
-        ]
-    )
-    shares = np.divide(wanted, offered, out=np.zeros(3), where=offered > 0)
+    wanted = np.zeros(len(KINDS))
+    for job in drawn.jobs:
+        wanted += _amounts(job.spec.demand_of(job.spec.minimum)) * _alone_s(job, drawn.speeds)
+    offered = np.zeros(len(KINDS))
+    for _, nodes in drawn.clusters:
+        for node in nodes:
+            offered += _amounts(node.capacity)
+    shares = np.divide(wanted, offered, out=np.zeros(len(KINDS)), where=offered > 0)
     most = int(shares.argmax())
-    arrivals_s = [spec.submitted_s for spec in scenario.jobs]
+    arrivals_s = [job.spec.submitted_s for job in drawn.jobs]
     return Load(
-        jobs=len(scenario.jobs),
+        jobs=len(drawn.jobs),
         arrivals_s=max(arrivals_s) - min(arrivals_s),
-        resource=("GPU", "core", "GiB")[most],
+        resource=KINDS[most],
         wanted=float(wanted[most]) / 3600,
         offered=float(offered[most]),
     )
 
 
-def _amounts(spec: JobSpec) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    least = spec.demand_of(spec.minimum)
-    return np.array([least.gpu_milli / 1000, least.cpu_milli / 1000, least.memory_mib / 1024])
+def _amounts(resources: Resources) -> Floats:
+    """In the order of `KINDS`."""
+    return np.array([resources.gpu_milli / 1000, resources.cpu_milli / 1000, resources.memory_mib / 1024])
 
 
-def _alone_s(spec: JobSpec) -> float:
-    return spec.epochs / SPEEDS[spec.job_type](Allocation(spec.minimum.workers, max(1, spec.minimum.ps)))
+def _alone_s(job: SimulatedJob, speeds: SpeedModel) -> float:
+    """How long the job takes at its minimum; 0 where it cannot train with that."""
+    least = job.spec.minimum
+    # Without parameter servers most models know no speed; those that need none have none at most either.
+    least = Allocation(least.workers, max(least.ps, min(1, job.spec.ps.maximum)))
+    pace = speeds.epochs(job, Setting(least), 1.0)
+    return job.epochs / pace if pace > 0 else 0.0
 
 
 # --- What goes wrong ---------------------------------------------------------------------------------------------

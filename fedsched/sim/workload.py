@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -14,6 +14,7 @@ from fedsched.core.cluster import Node
 from fedsched.core.ids import JobId, NodeName, stream
 from fedsched.core.job import Allocation, JobSpec, Range
 from fedsched.core.resources import Resources
+from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.speed import SPEEDS
 
 T = TypeVar("T")
@@ -93,6 +94,17 @@ def draw_jobs(workload: WorkloadConfig, seed: int) -> tuple[JobSpec, ...]:
         specs.append(spec)
         arrived_s += -math.log(1 - gaps()) * workload.gap_s
     return tuple(specs)
+
+
+class Mix:
+    """The jobs of a declared mix, as a simulated world takes them: each is as long as it declares."""
+
+    def __init__(self, config: WorkloadConfig) -> None:
+        self._config = config
+
+    def draw(self, seed: int) -> Iterator[SimulatedJob]:
+        """The jobs of one run, in order of arrival."""
+        return (SimulatedJob(spec, spec.epochs) for spec in draw_jobs(self._config, seed))
 
 
 def draw_scenario(seed: int, *, jobs: int = 16) -> Scenario:

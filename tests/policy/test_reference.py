@@ -19,11 +19,13 @@ from fedsched.core.resources import Resources
 from fedsched.errors import InvalidInput
 from fedsched.policy.reference import Dl2Drf, Dl2Fifo, Dl2Optimus, Dl2Srtf, Dl2Tetris
 from fedsched.sim.dl2_workload import EPOCH_SAMPLES, NODE
-from fedsched.sim.ports import SimulatedJob
+from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.speeds.oracle import oracle
+from fedsched.sim.speeds.points import read_points
+from fedsched.sim.speeds.table import MeasuredSpeeds
 from tests.sim import dl2_golden
 
 SCHEDULERS = ("DRF", "FIFO", "SRTF", "Tetris", "Optimus")
-Grid = dict[tuple[str, int, int], float]
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,13 @@ class Slot:
     """Of the jobs that finished in it: slots from the start to where in it they did, less one."""
 
 
-def policy_of(name: str, grid: Grid) -> Policy:
-    def oracle(view: JobView, workers: int, ps: int, elapsed_s: float) -> float:
-        return grid[view.job_type, ps, workers] * elapsed_s / EPOCH_SAMPLES[view.job_type]
-
+def policy_of(name: str, golden: dl2_golden.Golden, speeds: SpeedModel) -> Policy:
     policies: dict[str, Policy] = {
         "DRF": Dl2Drf(),
         "FIFO": Dl2Fifo(),
         "SRTF": Dl2Srtf(),
         "Tetris": Dl2Tetris(),
-        "Optimus": Dl2Optimus(oracle),
+        "Optimus": Dl2Optimus(oracle(speeds, {one.spec.job_id: one for one in golden.jobs})),
     }
     return policies[name]
 
@@ -66,9 +65,9 @@ def view_of(simulated: SimulatedJob, progress: float) -> JobView:
     )
 
 
-def play(golden: dl2_golden.Golden, name: str, grid: Grid) -> Iterator[Slot]:
+def play(golden: dl2_golden.Golden, name: str, speeds: SpeedModel) -> Iterator[Slot]:
     """The reference's slot loop: decide on an empty cluster, then let everything train for a slot."""
-    policy, length_s = policy_of(name, grid), golden.slot_length_s
+    policy, length_s = policy_of(name, golden, speeds), golden.slot_length_s
     waiting, live, progress = list(reversed(golden.jobs)), dict[JobId, SimulatedJob](), dict[JobId, float]()
     slot, empty = 0, EmptyCluster(golden.nodes)
     while waiting or live:
@@ -82,8 +81,7 @@ def play(golden: dl2_golden.Golden, name: str, grid: Grid) -> Iterator[Slot]:
         decision = policy.decide(seen, budget)
         ends = {}
         for one, allocation in decision.allocations:
-            kind = live[one].spec.job_type
-            epochs = grid[kind, allocation.ps, allocation.workers] * length_s / EPOCH_SAMPLES[kind]
+            epochs = speeds.epochs(live[one], Setting(allocation), length_s)
             if progress[one] + epochs > live[one].epochs:
                 ends[one] = slot - 1 + (live.pop(one).epochs - progress[one]) / epochs
             else:
@@ -92,13 +90,13 @@ def play(golden: dl2_golden.Golden, name: str, grid: Grid) -> Iterator[Slot]:
         slot += 1
 
 
-def differences(golden: dl2_golden.Golden, name: str, grid: Grid) -> list[str]:
+def differences(golden: dl2_golden.Golden, name: str, speeds: SpeedModel) -> list[str]:
     """What is not as the reference has it: allocations of the slots that it recorded, and every job's end."""
     expected = golden.results[name]
     ends = {one: (slot, end) for one, slot, end in expected["completion"]}
     found = []
     slots = 0
-    for slot, happened in enumerate(play(golden, name, grid)):
+    for slot, happened in enumerate(play(golden, name, speeds)):
         slots += 1
         if slot < len(expected["alloc_per_slot"]):
             have = [
@@ -117,8 +115,8 @@ def differences(golden: dl2_golden.Golden, name: str, grid: Grid) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def grid(golden_dir: Path) -> Grid:
-    return dl2_golden.speed_grid(golden_dir)
+def speeds(golden_dir: Path) -> SpeedModel:
+    return MeasuredSpeeds(read_points(golden_dir / "dl2" / "speed_grid.csv"), EPOCH_SAMPLES)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -141,10 +139,12 @@ def grid(golden_dir: Path) -> Grid:
         "testbed6_seed3",
     ],
 )
-def test_every_job_ends_when_the_reference_says(golden_dir: Path, grid: Grid, workload: str, scheduler: str) -> None:
+def test_every_job_ends_when_the_reference_says(
+    golden_dir: Path, speeds: SpeedModel, workload: str, scheduler: str
+) -> None:
     """Whoever compares with the paper's numbers compares with these schedulers; a near miss would be another one."""
     golden = dl2_golden.load(golden_dir / "dl2" / f"{workload}.json")
-    assert differences(golden, scheduler, grid) == []
+    assert differences(golden, scheduler, speeds) == []
 
 
 def decide(policy: Policy, *views: JobView, count: int = 2) -> list[tuple[str, int, int]]:
@@ -205,9 +205,9 @@ def test_tetris_prefers_the_job_with_more_work_left() -> None:
 def test_optimus_stops_at_the_first_job_that_gains_nothing() -> None:
     """Every job gets what it cannot train without; more only as long as it saves time."""
 
-    def oracle(view: JobView, workers: int, ps: int, elapsed_s: float) -> float:
+    def true_speeds(view: JobView, workers: int, ps: int, elapsed_s: float) -> float:
         return elapsed_s * min(workers, 2) * (1.0 if ps < 3 else 1.1)
 
-    assert decide(Dl2Optimus(oracle), view("a"), view("b"), count=4) == [("a", 2, 1), ("b", 2, 1)]
-    assert decide(Dl2Optimus(oracle), view("a", progress=101), count=4) == [("a", 1, 1)]
+    assert decide(Dl2Optimus(true_speeds), view("a"), view("b"), count=4) == [("a", 2, 1), ("b", 2, 1)]
+    assert decide(Dl2Optimus(true_speeds), view("a", progress=101), count=4) == [("a", 1, 1)]
     assert decide(Dl2Optimus(lambda *_: 0.0), view("a"), count=4) == [("a", 1, 1)]

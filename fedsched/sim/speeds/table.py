@@ -9,8 +9,10 @@ kept as zeros, drag their neighbourhood down.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsched.errors import InvalidInput
 from fedsched.sim.ports import Setting, SimulatedJob
@@ -26,22 +28,27 @@ class Surface:
     def __init__(self, points: Points, digits: int | None = DIGITS) -> None:
         self._points = points
         self._digits = digits
-        # One point alone has no slope: its speed holds everywhere.
-        where = np.array(sorted(points), dtype=np.float64)
-        speeds = np.array([points[at] for at in sorted(points)], dtype=np.float64)
-        self._where = where
-        self._base = float(speeds[0]) if len(speeds) == 1 else 0.0
-        self._coefficients = (
-            np.zeros(1)
-            if len(speeds) == 1
-            else np.linalg.solve(np.linalg.norm(where[:, None] - where[None], axis=2), speeds)
-        )
+        self._where = np.array(sorted(points), dtype=np.float64)
+
+    @cached_property
+    def _coefficients(self) -> NDArray[np.float64]:
+        """One per measured point. Solved when first needed: a table that is a full grid never needs them."""
+        speeds = np.array([self._points[at] for at in sorted(self._points)], dtype=np.float64)
+        distances = np.linalg.norm(self._where[:, None] - self._where[None], axis=2)
+        return np.linalg.solve(distances, speeds)
 
     def __call__(self, ps: int, workers: int) -> float:
         """Samples per second, never below 0."""
-        distances = np.linalg.norm(self._where - np.array([ps, workers], dtype=np.float64), axis=1)
-        speed = max(0.0, self._base + float(distances @ self._coefficients))
+        speed = self._points.get((ps, workers))
+        if speed is None:
+            speed = max(0.0, self._between(ps, workers))
         return speed if self._digits is None else round(speed, self._digits)
+
+    def _between(self, ps: int, workers: int) -> float:
+        if len(self._points) == 1:  # One point alone has no slope: its speed holds everywhere.
+            return next(iter(self._points.values()))
+        distances = np.linalg.norm(self._where - np.array([ps, workers], dtype=np.float64), axis=1)
+        return float(distances @ self._coefficients)
 
 
 class MeasuredSpeeds:

@@ -20,10 +20,11 @@ from fedsched.config import Tree
 from fedsched.policy.optimus import SpeedCurve
 from fedsched.sim.datafiles import resolve
 from fedsched.sim.dl2_workload import EPOCH_SAMPLES
-from fedsched.sim.ports import SpeedModel
+from fedsched.sim.ports import SpeedModel, Workload
 from fedsched.sim.speed import SPEEDS
 from fedsched.sim.speeds.analytic import AnalyticSpeeds
 from fedsched.sim.speeds.coefficients import Five, load_analytic, load_goodput, load_scaling, shipped
+from fedsched.sim.speeds.declared import Misdeclared
 from fedsched.sim.speeds.goodput import GoodputSpeeds
 from fedsched.sim.speeds.interference import Interference
 from fedsched.sim.speeds.noise import NoisySpeeds
@@ -174,3 +175,22 @@ SpeedsConfig = Annotated[
     MeasuredConfig | AnalyticConfig | ScalingConfig | GoodputConfig | RecordedConfig, Field(discriminator="form")
 ]
 """The section; it always says its form."""
+
+Error = Annotated[float, Field(ge=0, lt=1)]
+
+
+class EstimatesConfig(Tree):
+    """How wrong schedulers are about jobs, whose truth stays what it is. Errors are fractions, either way."""
+
+    length_error: Error = 0.0
+    """Of the lengths that jobs declare."""
+    speed_error: Error = 0.0
+    """Of the speeds that an oracle tells."""
+
+    def declared(self, workload: Workload) -> Workload:
+        """The workload with what its jobs declare."""
+        return Misdeclared(workload, self.length_error) if self.length_error else workload
+
+    def told(self, truth: SpeedModel, seed: int) -> SpeedModel:
+        """The speeds that `oracle` is to be made of."""
+        return NoisySpeeds(truth, seed, self.speed_error, "estimates") if self.speed_error else truth

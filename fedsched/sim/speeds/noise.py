@@ -7,7 +7,7 @@ from functools import lru_cache
 from fedsched.core.ids import JobId, stream
 from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
 
-FACTORS_KEPT = 1_000_000
+FACTORS_KEPT = 200_000
 """Factors that are remembered; others are drawn again, to the same result."""
 
 

@@ -13,7 +13,8 @@ from fedsched.errors import InvalidConfiguration, NotFound
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.ports import SpeedModel
 from fedsched.sim.speed import SPEEDS
-from fedsched.sim.speeds.config import SpeedsConfig
+from fedsched.sim.speeds.config import EstimatesConfig, SpeedsConfig
+from fedsched.sim.speeds.recorded import RecordedSpeeds
 from tests.sim.speeds.jobs import at, job
 
 
@@ -68,6 +69,21 @@ def test_noise_and_stragglers_follow_the_seed_of_the_run() -> None:
     noisy: dict[str, Any] = {"form": "recorded", "noise": 0.2, "stragglers": {"probability": 0.5, "slowdown_max": 2}}
     speeds = [model(seed=seed, **noisy).epochs(job(), at(16), 1.0) for seed in (1, 1, 2)]
     assert speeds[0] == speeds[1] != speeds[2]
+
+
+def test_estimates_err_only_where_asked_to_and_the_truth_stays() -> None:
+    """A policy that is robust to wrong estimates is found by making them worse, and nothing else."""
+    workload, truth = Dl2Workload(Dl2WorkloadConfig(jobs=5)), RecordedSpeeds()
+    right = EstimatesConfig()
+    assert right.declared(workload) is workload
+    assert right.told(truth, 1) is truth
+    wrong = EstimatesConfig(length_error=0.2, speed_error=0.1)
+    pairs = list(zip(workload.draw(1), wrong.declared(workload).draw(1), strict=True))
+    assert all(one.epochs == other.epochs and one.spec.epochs != other.spec.epochs for one, other in pairs)
+    assert 0.9 <= wrong.told(truth, 1).epochs(job(), at(16), 1.0) <= 1.1
+    assert wrong.told(truth, 1).epochs(job(), at(16), 1.0) != 1.0
+    with pytest.raises(InvalidConfiguration, match="speed_error is 1"):
+        parse(EstimatesConfig, {"speed_error": 1.0}, "here")
 
 
 @pytest.mark.parametrize(

@@ -182,12 +182,16 @@ class Dl2Optimus(_Reference):
     """The task that saves most slots comes next, by true speeds and single tasks.
 
     Args:
-        oracle: the true speeds; see `Oracle`.
+        oracle: the true speeds. Policies are made before anything else, so a world may bring them later: `consult`.
     """
 
     name = "dl2_optimus"
 
-    def __init__(self, oracle: Oracle) -> None:
+    def __init__(self, oracle: Oracle | None = None) -> None:
+        self._oracle: Oracle = oracle or _nobody_knows
+
+    def consult(self, oracle: Oracle) -> None:
+        """Take the true speeds from `oracle` from now on."""
         self._oracle = oracle
 
     def _spend(self, observation: Observation, views: Sequence[JobView], budget: Rebuilding) -> None:
@@ -221,6 +225,13 @@ class Dl2Optimus(_Reference):
         now = slots(0, 0)
         gain_worker, gain_ps = _saved(now, slots(1, 0)), _saved(now, slots(0, 1))
         return (gain_ps, "ps") if gain_ps >= gain_worker else (gain_worker, "worker")
+
+
+def _nobody_knows(view: JobView, workers: int, ps: int, elapsed_s: float) -> float:
+    raise InvalidInput(
+        f"policy {Dl2Optimus.name} must be told the true speeds, and outside a simulation nobody knows them",
+        f"choose {Dl2Optimus.name.removeprefix('dl2_')}, which learns them from what it observes",
+    )
 
 
 def _saved(now: float, after: float) -> float:

@@ -211,3 +211,12 @@ def test_optimus_stops_at_the_first_job_that_gains_nothing() -> None:
     assert decide(Dl2Optimus(true_speeds), view("a"), view("b"), count=4) == [("a", 2, 1), ("b", 2, 1)]
     assert decide(Dl2Optimus(true_speeds), view("a", progress=101), count=4) == [("a", 1, 1)]
     assert decide(Dl2Optimus(lambda *_: 0.0), view("a"), count=4) == [("a", 1, 1)]
+
+
+def test_optimus_without_an_oracle_says_so_and_can_be_given_one() -> None:
+    """A live cluster has no truth to tell; a simulated one has it only once its jobs are drawn."""
+    policy = Dl2Optimus()
+    with pytest.raises(InvalidInput, match="dl2_optimus must be told the true speeds"):
+        decide(policy, view("a"))
+    policy.consult(lambda view, workers, ps, elapsed_s: elapsed_s)
+    assert decide(policy, view("a")) == [("a", 1, 1)]

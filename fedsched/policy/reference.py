@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import ClassVar, Literal
@@ -31,7 +32,7 @@ Oracle = Callable[[JobView, int, int, float], float]
 """The true speeds: epochs that a job would train with so many workers and parameter servers in so many seconds."""
 
 
-class _Reference:
+class _Reference(ABC):
     """A policy without memory that fills an empty cluster."""
 
     name: ClassVar[str]
@@ -53,8 +54,9 @@ class _Reference:
         self._spend(observation, [view for view in observation.jobs if not view.pinned], budget)
         return Decision(observation.slot, budget.allocations(), self.name)
 
+    @abstractmethod
     def _spend(self, observation: Observation, views: Sequence[JobView], budget: Rebuilding) -> None:
-        raise NotImplementedError
+        """Grant by the rule; `views` come by arrival and id, without the pinned ones."""
 
 
 def _remaining_fraction(view: JobView) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsched.files import write_whole
+from fedsched.files import whole, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -46,4 +46,21 @@ def test_writers_at_once_never_mix(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(30)
     assert path.read_bytes() in texts
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_written_piece_by_piece_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    """A reader must find the old file or the new one, also while a long one is written."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    with whole(path) as file:
+        file.write(b"n")
+        assert path.read_bytes() == b"old"
+        file.write(b"ew")
+
+    assert path.read_bytes() == b"new"
+    with pytest.raises(TypeError), whole(path) as file:
+        file.write("no bytes")  # type: ignore[call-overload]
+    assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]

@@ -7,8 +7,8 @@ For each cluster of the trace:
 - durations: for each class a quantile curve (linear in the logarithm between its knots), and above it a bounded Pareto
   tail whose exponent is chosen so that the class has the GPU-hours of the trace, most of which its longest jobs hold.
 
-Hours and days count from the trace's beginning. What is not in the model: that jobs submitted together resemble each
-other, and that a cluster's use grows or shrinks over months.
+Hours and days count from the trace's own beginning, its second 0. What is not in the model: that jobs submitted
+together resemble each other, and that a cluster's use grows or shrinks over months.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ClusterFit(Tree):
     name: str = Field(min_length=1)
     jobs_per_day: float = Field(gt=0)
     by_hour: tuple[float, ...] = Field(min_length=HOURS, max_length=HOURS)
-    """Rate in each hour of the day against the mean; the first begins where the trace does."""
+    """Rate in each hour of the day against the mean; the first begins with the trace's second 0."""
     by_day: tuple[float, ...] = Field(min_length=WEEKDAYS, max_length=WEEKDAYS)
     """Rate on each day of the week against the mean."""
     day_variance: float = Field(ge=0)
@@ -160,15 +160,20 @@ def fit(jobs: Sequence[TraceJob], source: str, by: By = By.CLUSTER) -> TraceFit:
     fitted = {name: part for name, part in grouped(jobs, source, by).items() if len(part) >= JOBS_MIN}
     if not fitted:
         raise InvalidTrace(f"{source} has no cluster with {JOBS_MIN} jobs or more", "fit a longer trace, or --by all")
-    begin_s = min(job.submit_s for part in fitted.values() for job in part)
-    span_s = max(job.submit_s for part in fitted.values() for job in part) - begin_s
+    submits = [job.submit_s for part in fitted.values() for job in part]
+    begin_s, span_s = _begin_s(submits), max(submits) - min(submits)
     if span_s < DAY_S:
         raise InvalidTrace(f"{source} covers {span_s:g} s; a day or more was expected", "fit a longer trace")
     return TraceFit(
         source=source,
         days=_short(span_s / DAY_S),
-        clusters=tuple(_cluster_fit(name, part, begin_s, span_s) for name, part in sorted(fitted.items())),
+        clusters=tuple(_cluster_fit(name, part, begin_s) for name, part in sorted(fitted.items())),
     )
+
+
+def _begin_s(submit_s: Iterable[float]) -> float:
+    """Where counting starts: whole days before the first job, so that the hour of the day stays what it is."""
+    return min(submit_s) // DAY_S * DAY_S
 
 
 def grouped(jobs: Iterable[TraceJob], source: str, by: By) -> dict[str, list[TraceJob]]:
@@ -180,8 +185,9 @@ def grouped(jobs: Iterable[TraceJob], source: str, by: By) -> dict[str, list[Tra
     return groups
 
 
-def _cluster_fit(name: str, jobs: Sequence[TraceJob], begin_s: float, span_s: float) -> ClusterFit:
-    counts = _hourly(np.array([job.submit_s for job in jobs]) - begin_s, span_s)
+def _cluster_fit(name: str, jobs: Sequence[TraceJob], begin_s: float) -> ClusterFit:
+    submit_s = np.array([job.submit_s for job in jobs]) - begin_s
+    counts = _hourly(submit_s)
     # A cluster is fitted over the days that it was in use; ITP's smallest came to life in the third week.
     used = np.flatnonzero(counts.sum(axis=1))
     counts = counts[used[0] : used[-1] + 1]
@@ -194,7 +200,8 @@ def _cluster_fit(name: str, jobs: Sequence[TraceJob], begin_s: float, span_s: fl
     day_variance, hour_variance = _variances(counts, expected * counts.sum() / expected.sum())
     return ClusterFit(
         name=name,
-        jobs_per_day=_short(len(jobs) / len(counts)),
+        # The first and last day are seldom whole.
+        jobs_per_day=_short(len(jobs) / max(1.0, float(np.ptp(submit_s)) / DAY_S)),
         by_hour=tuple(_short(value) for value in by_hour),
         by_day=tuple(_short(value) for value in by_day),
         day_variance=_short(day_variance),
@@ -203,9 +210,9 @@ def _cluster_fit(name: str, jobs: Sequence[TraceJob], begin_s: float, span_s: fl
     )
 
 
-def _hourly(submit_s: Floats, span_s: float) -> Floats:
-    """Arrivals in each hour, one row a day."""
-    days = int(span_s // DAY_S) + 1
+def _hourly(submit_s: Floats) -> Floats:
+    """Arrivals in each hour up to the day of the last, one row a day."""
+    days = int(submit_s.max() // DAY_S) + 1
     hours = np.bincount((submit_s // HOUR_S).astype(np.int64), minlength=days * HOURS)
     return hours.reshape(days, HOURS).astype(np.float64)
 
@@ -360,7 +367,7 @@ class Drawn:
 def draw(clusters: Sequence[ClusterFit], seed: int, *, rate: float = 1.0, days: float = math.inf) -> Iterator[Drawn]:
     """Jobs of all clusters together, as many chunks as are asked for; the same for the same seed and arguments.
 
-    Each cluster has a random stream of its own under its name, so another one beside it shifts nothing.
+    Each cluster has random streams of its own under its name, so another one beside it shifts nothing.
 
     Args:
         clusters: under names of their own.
@@ -369,7 +376,6 @@ def draw(clusters: Sequence[ClusterFit], seed: int, *, rate: float = 1.0, days: 
     """
     sources = [_Source(cluster, seed, rate) for cluster in clusters]
     per_day = sum(cluster.jobs_per_day for cluster in clusters) * rate
-    # A chunk is so many days whatever is asked for, or a longer run would not begin as a shorter one does.
     length = max(1, min(CHUNK_DAYS_MAX, math.ceil(CHUNK_JOBS / per_day)))
     first = 0
     while first < days:
@@ -391,7 +397,12 @@ class _Source:
 
     def __init__(self, cluster: ClusterFit, seed: int, rate: float) -> None:
         self._fit = cluster
-        self._rng = np.random.Generator(np.random.PCG64(stream(seed, f"trace/{cluster.name}").getrandbits(128)))
+        # Each kind of draw has a stream of its own, which goes on from one call to the next: so neither the length of
+        # the chunks nor the rate changes what the weather of a day is.
+        self._streams = {
+            kind: np.random.Generator(np.random.PCG64(stream(seed, f"trace/{cluster.name}/{kind}").getrandbits(128)))
+            for kind in ("day", "hour", "count", "moment", "size", "duration")
+        }
         by_hour, by_day = np.array(cluster.by_hour), np.array(cluster.by_day)
         week = by_day[:, None] / by_day.mean() * (by_hour / by_hour.mean())[None, :]
         self._week = week * cluster.jobs_per_day * rate / HOURS
@@ -403,25 +414,25 @@ class _Source:
     def days(self, first: int, length: int) -> tuple[Floats, Floats, Floats]:
         """Submissions, durations and GPUs of the jobs of these days, not in order."""
         rates = self._week[np.arange(first, first + length) % WEEKDAYS]
-        rates = rates * self._factors((length, 1), self._fit.day_variance)
-        rates = rates * self._factors((length, HOURS), self._fit.hour_variance)
-        counts = self._rng.poisson(rates).ravel()
+        rates = rates * self._factors("day", (length, 1), self._fit.day_variance)
+        rates = rates * self._factors("hour", (length, HOURS), self._fit.hour_variance)
+        counts = self._streams["count"].poisson(rates).ravel()
         total = int(counts.sum())
         hours = np.repeat(np.arange(first * HOURS, (first + length) * HOURS, dtype=np.float64), counts)
-        submit_s = np.round((hours + self._rng.random(total)) * HOUR_S, 3)
-        kind = np.minimum(np.searchsorted(self._upto, self._rng.random(total), side="right"), len(self._upto) - 1)
-        chances = self._rng.random(total)
+        submit_s = np.round((hours + self._streams["moment"].random(total)) * HOUR_S, 3)
+        size = np.searchsorted(self._upto[:-1], self._streams["size"].random(total), side="right")
+        chances = self._streams["duration"].random(total)
         durations_s = np.empty(total)
-        classes = self._class[kind]
+        classes = self._class[size]
         for index, part in enumerate(self._fit.classes):
             members = np.flatnonzero(classes == index)
             durations_s[members] = part.durations_s(chances[members])
-        return submit_s, durations_s, self._gpus[kind]
+        return submit_s, durations_s, self._gpus[size]
 
-    def _factors(self, shape: tuple[int, int], variance: float) -> Floats:
+    def _factors(self, kind: str, shape: tuple[int, int], variance: float) -> Floats:
         if variance == 0:
             return np.ones(shape)
-        return self._rng.gamma(1.0 / variance, variance, shape)
+        return self._streams[kind].gamma(1.0 / variance, variance, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +460,7 @@ SAMPLE_JOBS = 100_000
 def goodness(parameters: TraceFit, jobs: Sequence[TraceJob], by: By = By.CLUSTER) -> list[Goodness]:
     """How alike a trace and what is drawn from its fit are, cluster by cluster; `by` as in `fit`."""
     groups = grouped(jobs, parameters.source, by)
-    begin_s = min(job.submit_s for cluster in parameters.clusters for job in groups[cluster.name])
+    begin_s = _begin_s(job.submit_s for cluster in parameters.clusters for job in groups[cluster.name])
     return [_goodness(cluster, groups[cluster.name], begin_s) for cluster in parameters.clusters]
 
 
@@ -483,7 +494,7 @@ def _sample(cluster: ClusterFit) -> Drawn:
 
 def _used_hours(submit_s: Floats) -> Floats:
     """Arrivals in each hour from the first day with any to the last."""
-    counts = _hourly(submit_s, float(submit_s.max()))
+    counts = _hourly(submit_s)
     used = np.flatnonzero(counts.sum(axis=1))
     return counts[used[0] : used[-1] + 1].ravel()
 

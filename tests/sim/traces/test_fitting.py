@@ -1,0 +1,216 @@
+"""The fitted generator: as alike its traces as it says, the same for the same seed, and fast."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsched.errors import InvalidConfiguration, InvalidTrace, NotFound
+from fedsched.sim import fitting
+from fedsched.sim.fitting import By, ClusterFit, Drawn, SizeClass
+from fedsched.sim.traces.record import TraceJob
+from tests.sim.traces.public import shipped_trace
+
+ENOUGH_JOBS = 1_000
+
+
+def drawn(clusters: tuple[ClusterFit, ...], seed: int, days: float, rate: float = 1.0) -> Drawn:
+    """All chunks in one."""
+    chunks = list(fitting.draw(clusters, seed, rate=rate, days=days))
+    names = ("submit_s", "duration_s", "gpus", "cluster")
+    return Drawn(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in names))
+
+
+@pytest.mark.parametrize("name", fitting.shipped())
+def test_shipped_parameters_are_those_of_their_trace_and_draw_jobs_like_it(name: str, data_dir: Path) -> None:
+    """Whoever simulates without data must get the load, sizes, durations and bursts of the clusters named.
+
+    Measured over the 23 clusters: durations at most 0.040 apart, sizes 0.006, hours 0.09 (0.21 below 1,000 jobs),
+    GPU-hours 6 % (15 % below 1,000 jobs, where twenty jobs hold most of them), burstiness 11 %.
+    """
+    jobs, source, by = shipped_trace(name, data_dir)
+    parameters = fitting.load_fit(name)
+
+    assert fitting.fit(jobs, source, by) == parameters
+    for found in fitting.goodness(parameters, jobs, by):
+        enough = found.jobs >= ENOUGH_JOBS
+        assert found.duration_ks < 0.05, found
+        assert found.gpus_tv < 0.01, found
+        assert found.hours_tv < (0.11 if enough else 0.23), found
+        assert found.gpu_hours_ratio == pytest.approx(1, abs=0.08 if enough else 0.18), found
+        assert found.drawn_burstiness == pytest.approx(found.burstiness, rel=0.2), found
+
+
+def test_what_was_drawn_from_known_parameters_is_found_again() -> None:
+    """The method itself: on jobs of its own making a fit must find what they were made with."""
+    size = SizeClass(
+        gpus=(1.0, 8.0), shares=(0.75, 0.25), seconds=(60.0, 600.0, 6000.0), tail=0.05, tail_exponent=1.2, longest_s=1e5
+    )
+    made = ClusterFit(
+        name="c",
+        jobs_per_day=100,
+        by_hour=(0.5,) * 12 + (1.5,) * 12,
+        by_day=(1.2,) * 5 + (0.5,) * 2,
+        day_variance=0.2,
+        hour_variance=0.5,
+        classes=(size,),
+    )
+    chunk = drawn((made,), seed=1, days=700)
+    rows = zip(chunk.submit_s.tolist(), chunk.duration_s.tolist(), chunk.gpus.tolist(), strict=True)
+    jobs = [TraceJob(str(number), *row) for number, row in enumerate(rows)]
+
+    found = fitting.fit(jobs, "c").clusters[0]
+
+    assert found.jobs_per_day == pytest.approx(100, rel=0.05)
+    assert found.by_hour == pytest.approx(made.by_hour, abs=0.2)
+    assert found.by_day[0] / found.by_day[6] == pytest.approx(2.4, rel=0.15)
+    assert found.day_variance == pytest.approx(0.2, abs=0.05)
+    assert found.hour_variance == pytest.approx(0.5, abs=0.05)
+    assert {gpus: share for part in found.classes for gpus, share in zip(part.gpus, part.shares, strict=True)} == (
+        pytest.approx({1.0: 0.75, 8.0: 0.25}, abs=0.01)
+    )
+
+
+def test_the_tail_is_bounded_and_has_the_mean_that_it_was_given() -> None:
+    """Most GPU-hours lie in the longest jobs; an unbounded tail would make jobs of centuries."""
+    exponent = fitting._exponent(1_000.0, 100_000.0, 5_000.0)
+    part = SizeClass(
+        gpus=(1.0,), shares=(1.0,), seconds=(1.0, 1_000.0), tail=0.5, tail_exponent=exponent, longest_s=1e5
+    )
+
+    durations = part.durations_s(np.linspace(0.5, 1.0, 200_001)[1:])
+
+    assert durations.mean() == pytest.approx(5_000, rel=0.001)
+    assert (durations.min(), durations.max()) == (1_000, 100_000)
+
+
+@pytest.mark.parametrize("exponent", [-3.0, 0.0, 1.0, 2.5])
+def test_any_exponent_gives_durations_that_rise_within_bounds(exponent: float) -> None:
+    """At 0 and 1 the formulas divide by nothing."""
+    part = SizeClass(gpus=(1.0,), shares=(1.0,), seconds=(5.0, 50.0), tail=0.2, tail_exponent=exponent, longest_s=500.0)
+
+    durations = part.durations_s(np.linspace(0, 1, 1001))
+
+    assert (np.diff(durations) >= 0).all()
+    assert (durations[0], durations[-1]) == (5, 500)
+
+
+def test_a_cluster_draws_the_same_jobs_whoever_is_beside_it() -> None:
+    """Adding a cluster to a scenario must not change what the others are tested with."""
+    clusters = fitting.load_fit("itp").clusters
+    alone = drawn(clusters[3:4], seed=7, days=90)
+    beside = drawn(clusters, seed=7, days=90)
+
+    mine = beside.cluster == 3
+    assert beside.submit_s[mine].tolist() == alone.submit_s.tolist()
+    assert beside.duration_s[mine].tolist() == alone.duration_s.tolist()
+    other = drawn(clusters[3:4], seed=8, days=90)
+    assert other.submit_s.tolist() != alone.submit_s.tolist()
+
+
+def test_the_same_seed_draws_the_same_jobs_in_fresh_interpreters() -> None:
+    """One process cannot show an order that depends on its hash seed."""
+    program = (
+        "import hashlib; from fedsched.sim.traces.config import FittedWorkloadConfig as C;"
+        "jobs = C(fit='itp', jobs=2000).workload().draw(5);"
+        "rows = [(job.spec.job_id, job.spec.submitted_s, job.epochs, job.origin) for job in jobs];"
+        "print(hashlib.sha256(repr(rows).encode()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "12345")
+    }
+
+    assert len(digests) == 1
+
+
+def test_chunks_follow_each_other_in_time_without_end() -> None:
+    """A million jobs are never in memory at once; the world must get them in order all the same."""
+    chunks = fitting.draw(fitting.load_fit("itp").clusters, seed=1)
+    first, second = next(chunks), next(chunks)
+
+    assert len(first) > 10_000
+    assert (np.diff(first.submit_s) >= 0).all()
+    assert first.submit_s[-1] <= second.submit_s[0]
+
+
+def test_traces_that_cannot_be_fitted_are_told() -> None:
+    """Parameters of ten jobs would be believed."""
+    few = [TraceJob(str(number), number * 86_400.0, 60, 1) for number in range(10)]
+    at_once = [TraceJob(str(number), 0, 60, 1) for number in range(100)]
+
+    with pytest.raises(InvalidTrace, match="no cluster with 50 jobs"):
+        fitting.fit(few, "few")
+    with pytest.raises(InvalidTrace, match="covers 0 s"):
+        fitting.fit(at_once, "at once")
+
+
+def test_a_cluster_with_too_few_jobs_is_left_out_and_the_others_are_fitted() -> None:
+    """Philly has virtual clusters of three jobs beside one of forty thousand."""
+    jobs = [TraceJob(f"a{number}", number * 3_600.0, 60 + number, 1, vc="a") for number in range(200)]
+    jobs += [TraceJob(f"b{number}", number * 3_600.0, 60, 1, vc="b") for number in range(9)]
+
+    assert [cluster.name for cluster in fitting.fit(jobs, "both", By.VC).clusters] == ["a"]
+    pooled = fitting.fit(jobs, "both", By.ALL).clusters
+    assert [(cluster.name, len(cluster.classes)) for cluster in pooled] == [("both", 1)]
+
+
+def test_parameters_are_saved_and_loaded_whole(tmp_path: Path) -> None:
+    """Parameters of somebody's own trace are a file like those that ship."""
+    parameters = fitting.load_fit("helios-venus")
+    fitting.save(tmp_path / "mine.yaml", parameters)
+
+    assert fitting.load_fit("mine.yaml", tmp_path) == parameters
+    with pytest.raises(NotFound, match="the package has helios-venus, itp, philly"):
+        fitting.load_fit("none")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("day_variance", "-1", "day_variance is -1"),
+        ("tail_exponent", "1000", "tail_exponent is 1000"),
+        ("shares", "[0.9]", "add up to"),
+        ("shares", "[]", "one each was expected"),
+        ("longest_s", "1", "cannot be below the last of seconds"),
+        ("gpus", "[0]", "gpus and shares must be above 0"),
+        ("tail", "1", "tail is 1"),
+    ],
+)
+def test_parameters_that_are_no_distribution_are_told_by_their_field(
+    field: str, value: str, problem: str, tmp_path: Path
+) -> None:
+    """They would draw jobs, only not those meant."""
+    text, changed = re.subn(
+        rf"\b{field}: .*", f"{field}: {value}", (fitting.SHIPPED / "helios-venus.yaml").read_text(), count=1
+    )
+    assert changed
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+
+    with pytest.raises(InvalidConfiguration, match=problem):
+        fitting.load_fit(str(path))
+
+
+def test_a_rate_of_arrival_scales_the_load_and_nothing_else() -> None:
+    """Load sweeps compare the same kind of jobs, in the same busy and quiet days."""
+    clusters = fitting.load_fit("itp").clusters[3:4]
+    once, twice = (drawn(clusters, seed=2, days=150, rate=rate) for rate in (1.0, 2.0))
+
+    assert len(twice) / len(once) == pytest.approx(2, rel=0.05)
+    assert math.log(twice.duration_s.mean() / once.duration_s.mean()) == pytest.approx(0, abs=0.1)
+    busiest = [np.bincount((chunk.submit_s // 86_400).astype(int)).argmax() for chunk in (once, twice)]
+    assert busiest[0] == busiest[1]

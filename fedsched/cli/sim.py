@@ -26,6 +26,32 @@ class Where(StrEnum):
     RAY = "ray"
 
 
+class TraceForm(StrEnum):
+    """Formats of traces."""
+
+    CSV = "csv"
+    ITP = "itp"
+    PHILLY = "philly"
+    HELIOS = "helios"
+    ALIBABA = "alibaba"
+    GAVEL = "gavel"
+    TIRESIAS = "tiresias"
+
+
+class Clock(StrEnum):
+    """When decisions are made."""
+
+    EXACT = "exact"
+    SLOTS = "slots"
+
+
+class Placement(StrEnum):
+    """What a job of a trace needs."""
+
+    POOLED = "pooled"
+    NODES = "nodes"
+
+
 Policies = Annotated[
     str,
     typer.Option(
@@ -58,7 +84,20 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="The experiment's YAML file.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT]", help="The experiment's YAML file.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Run this trace instead of an experiment.")] = None,
+    form: Annotated[TraceForm, typer.Option("--format", help="The trace's format.")] = TraceForm.CSV,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes to run the trace on.")] = 16,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each.")] = 8,
+    clock: Annotated[Clock, typer.Option(help="For a trace: decide at every event, or at slot starts.")] = Clock.EXACT,
+    slot_length: Annotated[float, typer.Option(min=0.001, help="For a trace: seconds of a slot.")] = 360.0,
+    placement: Annotated[
+        Placement | None,
+        typer.Option(
+            help="For a trace: whether GPUs count wherever they are, or jobs need room on nodes. "
+            "By default as is usual with the format."
+        ),
+    ] = None,
     policies: Policies = "",
     seeds: Seeds = None,
     seed: Seed = None,
@@ -70,12 +109,48 @@ def run(
     workers: Workers = None,
     output: Output = Form.TABLE,
 ) -> None:
-    """Run an experiment's policies on the same jobs."""
+    """Run an experiment's policies on the same jobs, or a trace without any experiment's file."""
     from fedsched.cli.simulated import Files, carry_out
+    from fedsched.errors import InvalidInput
 
+    if (file is None) == (trace is None):
+        raise InvalidInput("an experiment's file or --trace was expected, one of them", "fedsched sim run --help")
+    if file is not None:
+        plan = _adjusted(_plan(file), policies, seeds, seed)
+    else:
+        assert trace is not None
+        plan = _trace_plan(trace, form, nodes, gpus_per_node, clock, slot_length, placement)
+        plan = _adjusted(plan, policies, seeds, seed)
     files = Files(per_job, parquet, html)
-    plans = [_plan(file, policies, seeds, seed)]
-    carry_out(plans, files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON)
+    carry_out([plan], files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON)
+
+
+def _trace_plan(
+    trace: Path,
+    form: TraceForm,
+    nodes: int,
+    gpus_per_node: int,
+    clock: Clock,
+    slot_length_s: float,
+    placement: Placement | None,
+) -> Plan:
+    from fedsched.cli.simulated import Plan
+    from fedsched.sim.experiment import trace_experiment
+    from fedsched.sim.traces.formats import TraceFormat
+
+    experiment = trace_experiment(
+        trace,
+        TraceFormat(form.value),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        clock="exact" if clock is Clock.EXACT else "slots",
+        slot_length_s=slot_length_s,
+        pooled=None if placement is None else placement is Placement.POOLED,
+    )
+    again = f"--trace {trace} --format {form.value} --nodes {nodes} --gpus-per-node {gpus_per_node}"
+    again += f" --clock {clock.value} --slot-length {slot_length_s:g}"
+    again += f" --placement {placement.value}" if placement is not None else ""
+    return Plan(trace.name.split(".")[0], again, experiment, tuple(experiment.policies))
 
 
 def compare(
@@ -100,15 +175,24 @@ def compare(
     from fedsched.cli.simulated import Files, carry_out
 
     files = Files(per_job, parquet, html)
-    plans = [_plan(file, policies, seeds, seed) for file in experiments]
+    plans = [_adjusted(_plan(file), policies, seeds, seed) for file in experiments]
     carry_out(plans, files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON, paired=True)
 
 
-def _plan(file: Path, policies: str, seeds: int | None, seed: int | None) -> Plan:
+def _plan(file: Path) -> Plan:
     from fedsched.cli.simulated import Plan
-    from fedsched.sim.experiment import load_experiment, with_policies
+    from fedsched.sim.experiment import load_experiment
 
     experiment = load_experiment(file)
+    return Plan(file.stem, str(file), experiment, tuple(experiment.policies))
+
+
+def _adjusted(plan: Plan, policies: str, seeds: int | None, seed: int | None) -> Plan:
+    from dataclasses import replace
+
+    from fedsched.sim.experiment import with_policies
+
     changes = {name: value for name, value in (("seeds", seeds), ("seed", seed)) if value is not None}
     labels = [label.strip() for label in policies.split(",") if label.strip()]
-    return Plan(file.stem, str(file), *with_policies(experiment.model_copy(update=changes), labels))
+    experiment, chosen = with_policies(plan.experiment.model_copy(update=changes), labels)
+    return replace(plan, experiment=experiment, policies=chosen)

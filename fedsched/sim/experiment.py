@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedsched.config import KIND, Name, NodeConfig, PolicyConfig, Tree, load, read
+from fedsched.config import CPUS_MAX, KIND, MEMORY_MAX_GB, Name, NodeConfig, PolicyConfig, Tree, load, parse, read
 from fedsched.core.cluster import Node
 from fedsched.core.job import Allocation
 from fedsched.core.packing import pack
@@ -29,10 +29,12 @@ from fedsched.sim.ports import SpeedModel, Workload
 from fedsched.sim.speeds.config import AnalyticConfig, SpeedsConfig
 from fedsched.sim.speeds.costs import CostsConfig
 from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
+from fedsched.sim.traces.formats import TraceFormat
 from fedsched.sim.traces.shaping import ElasticSpeed, RigidSpeed
 from fedsched.sim.workload import Mix, WorkloadConfig
 
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
+SLOTS_MAX = 100_000_000
 FOLDER = "folder"
 """Where validators find the experiment file's folder, from which paths in it count."""
 
@@ -167,10 +169,12 @@ class ExperimentConfig(Tree):
     clock: Literal["slots", "exact"] = "slots"
     """Whether decisions are made at slot starts only, or whenever something happens."""
     slot_length_s: float = Field(default=10.0, gt=0)
-    slots_max: int = Field(default=5_000, ge=1)
+    slots_max: int = Field(default=5_000, ge=1, le=SLOTS_MAX)
     """After as many slots nothing new starts, and jobs that wait never end."""
     costs: CostsConfig = CostsConfig(start_s=1.0, scale_s=0.2, stop_s=0.5)
     """How long the scaling verbs take; a job makes no progress meanwhile."""
+    store_s: float = Field(default=0.01, ge=0)
+    """How long the store takes to confirm what is written; orders wait for it."""
     on_bad_answer: Literal["stop", "fall_back"] = "stop"
     """What happens when a policy throws or its answer cannot be used: the run ends and counts as partial, so that no
     policy is praised for what its fallback did, or the fallback decides the slot, as it does live."""
@@ -248,6 +252,53 @@ def load_experiment(path: Path) -> ExperimentConfig:
         InvalidConfiguration: there are problems in any of them; all are listed.
     """
     return load(ExperimentConfig, path, {FOLDER: path.parent})
+
+
+POOLED = frozenset({TraceFormat.CSV, TraceFormat.TIRESIAS, TraceFormat.GAVEL})
+"""Formats of simulators that count GPUs, wherever they are."""
+
+
+def trace_experiment(
+    file: Path,
+    form: TraceFormat,
+    *,
+    nodes: int,
+    gpus_per_node: int,
+    clock: Literal["slots", "exact"],
+    slot_length_s: float,
+    pooled: bool | None = None,
+) -> ExperimentConfig:
+    """A trace on one cluster of equal nodes, without any file but the trace: rigid jobs, and verbs that cost nothing.
+
+    Only GPUs are scarce there.
+
+    Args:
+        pooled: whether GPUs count for the whole cluster, or jobs need room on nodes. None: as is usual with the format.
+    """
+    counted = form in POOLED if pooled is None else pooled
+    machine = {"cpus": CPUS_MAX, "memory_gb": MEMORY_MAX_GB}
+    group = (
+        {"name": "pool", "gpus": nodes * gpus_per_node, **machine}
+        if counted
+        else {"name": "node", "gpus": gpus_per_node, "count": nodes, **machine}
+    )
+    plain = {
+        "clusters": [{"name": "trace", "nodes": [group]}],
+        "workload": {
+            "kind": "trace",
+            "file": str(file.absolute()),
+            "format": form,
+            "shape": {"gpus_per_node": None if counted else gpus_per_node},
+        },
+        "policies": {"fifo": {"name": "fifo"}},
+        "seeds": 1,
+        "clock": clock,
+        "slot_length_s": slot_length_s,
+        "slots_max": SLOTS_MAX,
+        "costs": {"preset": "free"},
+        "store_s": 0.0,
+    }
+    return parse(ExperimentConfig, plain, "the simulation")
 
 
 def with_policies(experiment: ExperimentConfig, labels: Sequence[str]) -> tuple[ExperimentConfig, tuple[str, ...]]:

@@ -132,6 +132,7 @@ def build(request: Request, drawn: Drawn, watchers: Sequence[Hang], everywhere: 
         make_policy(config, request.seed),
         heuristic(config.fallback),
         costs=VerbCosts(costs.start_s, costs.scale_s, costs.stop_s),
+        store_s=experiment.store_s,
         check=request.check,
         slots_max=experiment.slots_max,
         observers=[everywhere, *(hang(CLUSTER, nodes) for hang in watchers)],

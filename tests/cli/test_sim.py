@@ -1,7 +1,9 @@
-"""`fedsched sim run`: what people read, what programs read, and the same bytes for the same experiment."""
+"""`fedsched sim run` and `sim compare`: what people read, what programs read, the same bytes for the same experiment."""
 
 from __future__ import annotations
 
+import csv
+import importlib.util
 import json
 import os
 import re
@@ -17,11 +19,11 @@ from tests.cli.conftest import Run
 @pytest.fixture
 def tiny(tmp_path: Path) -> str:
     """An experiment of five short jobs that want more than there is, in three files."""
-    (tmp_path / "cluster.yaml").write_text("nodes: [{name: n, cpus: 6}]\n")
+    (tmp_path / "clusters.yaml").write_text("- {name: one, nodes: [{name: n, cpus: 6}]}\n")
     (tmp_path / "workload.yaml").write_text("{jobs: 5, gap_s: 4, alone_s_max: 60}\n")
     path = tmp_path / "tiny.yaml"
     path.write_text(
-        "cluster: cluster.yaml\nworkload: workload.yaml\nseeds: 2\n"
+        "clusters: clusters.yaml\nworkload: workload.yaml\nseeds: 2\n"
         "policies: {drf: {name: drf}, srtf: {name: srtf}, optimus: {name: optimus}, dl2: {name: dl2}}\n"
     )
     return str(path)
@@ -29,29 +31,67 @@ def tiny(tmp_path: Path) -> str:
 
 def test_people_get_one_line_per_policy(run: Run, tiny: str) -> None:
     """Which policy is better, and whether the difference means anything, at a glance."""
-    result = run("sim", "run", tiny, "--policy", "srtf,drf", "--check")
+    result = run("sim", "run", tiny, "--policy", "srtf,drf", "--check", "--workers", "1")
     assert result.code == 0, result.err
     head, *rows = result.out.splitlines()
-    columns = "POLICY SEEDS JCT 95% INTERVAL MAKESPAN RESIZES CPUS HELD FALLBACKS UNFINISHED"
+    columns = "POLICY SEEDS JCT 95% INTERVAL MAKESPAN UTILISED RESIZES FALLBACKS UNFINISHED"
     assert " ".join(head.split()) == columns
     assert [row.split()[:2] for row in rows] == [["srtf", "2"], ["drf", "2"]]
-    assert all(re.search(r" \d+\.\ds +-?\d+\.\ds\.\.\d+\.\ds +\d+\.\ds +\d+\.\d +\d+% +0 +0$", row) for row in rows)
-    assert result.err.splitlines() == ["srtf: seed 0", "srtf: seed 1", "drf: seed 0", "drf: seed 1"]
+    assert all(re.search(r" \d+\.\ds +-?\d+\.\ds\.\.\d+\.\ds +\d+\.\ds +\d+% +\d+\.\d +0 +0$", row) for row in rows)
 
 
-def test_programs_get_every_job_of_every_run(run: Run, tiny: str) -> None:
-    """Whoever doubts the mean can compute it."""
-    result = run("sim", "run", tiny, "--seeds", "3", "--policy", "drf", "-o", "json")
+def test_how_much_work_comes_is_told_before_the_run(run: Run, tiny: str) -> None:
+    """Policies differ little where nothing is scarce; whoever compares them has to know the load."""
+    result = run("sim", "run", tiny, "--policy", "drf", "--seeds", "1")
+    (line,) = result.err.splitlines()
+    assert re.fullmatch(
+        r"tiny: slots of 10 s; seed 0: offered load \d+\.\d\d: 5 jobs want [\d.]+ core-hours; there are 6, .* h", line
+    )
+
+
+def test_programs_get_every_run_and_the_mean_over_them(run: Run, tiny: str, tmp_path: Path) -> None:
+    """Whoever doubts the mean can compute it, from runs or from jobs."""
+    jobs = tmp_path / "jobs.csv"
+    result = run(
+        "sim", "run", tiny, "--seeds", "3", "--policy", "drf", "-o", "json", "--per-job", str(jobs), "--workers", "1"
+    )
     assert result.code == 0, result.err
     told = json.loads(result.out)
-    assert told["experiment"] == "tiny"
-    (policy,) = told["policies"]
-    assert (policy["policy"], policy["seeds"], policy["fallbacks"], policy["unfinished"]) == ("drf", 3, 0, 0)
-    means = [sum(job["finished_s"] - job["arrived_s"] for job in one["jobs"]) / 5 for one in policy["runs"]]
-    assert [one["seed"] for one in policy["runs"]] == [0, 1, 2]
-    assert [one["jct_s"] for one in policy["runs"]] == pytest.approx(means)
-    assert policy["jct_s"]["mean"] == pytest.approx(sum(means) / 3)
-    assert policy["jct_s"]["low"] < policy["jct_s"]["mean"] < policy["jct_s"]["high"]
+    assert [(one["policy"], one["seed"], one["jobs"], one["partial"]) for one in told["results"]] == [
+        ("drf", seed, 5, False) for seed in range(3)
+    ]
+    with jobs.open() as file:
+        lines = list(csv.DictReader(file))
+    for one in told["results"]:
+        ours = [line for line in lines if line["seed"] == str(one["seed"])]
+        jcts_s = [float(line["finish_s"]) - float(line["submit_s"]) for line in ours]
+        assert [float(line["jct_s"]) for line in ours] == jcts_s
+        assert one["avg_jct_s"] == pytest.approx(sum(jcts_s) / 5)
+        assert one["avg_jct_slots"] == pytest.approx(one["avg_jct_s"] / 10)
+        assert one["cpu_s"] > 0
+    (summary,) = told["summary"]
+    assert summary["avg_jct_s"] == pytest.approx(sum(one["avg_jct_s"] for one in told["results"]) / 3)
+    assert summary["ci95_s"] > 0
+
+
+def test_a_comparison_is_made_seed_by_seed(run: Run, tiny: str, tmp_path: Path) -> None:
+    """Seeds differ more than policies; two separate intervals would hide what is plain on the same jobs."""
+    other = tmp_path / "slow.yaml"
+    other.write_text(Path(tiny).read_text() + "costs: {start_s: 20}\n")
+    result = run(
+        "sim", "compare", tiny, str(other), "--policies", "drf,srtf", "--seeds", "3", "-o", "json", "--workers", "1"
+    )
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert [(one["experiment"], one["policy"]) for one in told["summary"]] == [
+        (name, policy) for name in ("tiny", "slow") for policy in ("drf", "srtf")
+    ]
+    slow = next(one for one in told["differences"] if (one["experiment"], one["policy"]) == ("slow", "drf"))
+    assert (slow["baseline_experiment"], slow["baseline_policy"], slow["seeds"]) == ("tiny", "drf", 3)
+    assert slow["ci95_low_s"] > 10
+    assert slow["certain"]
+    shown = run("sim", "compare", tiny, "--policies", "drf,srtf", "--seeds", "2", "--workers", "1").out
+    assert "against drf in tiny, seed by seed:" in shown
 
 
 def test_one_seed_has_no_interval(run: Run, tiny: str) -> None:
@@ -63,47 +103,72 @@ def test_what_cannot_be_run_is_one_clear_error(run: Run, tiny: str, tmp_path: Pa
     """What was expected and what to try, never a stack."""
     unknown = run("sim", "run", tiny, "--policy", "dl3")
     assert (unknown.code, unknown.out) == (2, "")
-    assert "[FS100] the experiment has no policy dl3; it has drf, srtf, optimus, dl2" in unknown.err
+    assert "[FS100] there is no policy dl3; the experiment has drf, srtf, optimus, dl2" in unknown.err
     assert "  try: did you mean dl2?" in unknown.err
     missing = run("sim", "run", str(tmp_path / "none.yaml"))
     assert (missing.code, missing.err.split()[0]) == (2, "[FS101]")
+    neither = run("sim", "run")
+    assert (neither.code, neither.err.split()[0]) == (2, "[FS100]")
+    nowhere = run("sim", "run", tiny, "--html", str(tmp_path / "no" / "report.html"))
+    assert "there is no folder" in nowhere.err
+
+
+def test_without_ray_it_is_said_how_to_get_it(run: Run, tiny: str) -> None:
+    if importlib.util.find_spec("ray") is not None:
+        pytest.skip("Ray is installed here")
+    result = run("sim", "run", tiny, "--engine", "ray")
+    assert result.code == 2
+    assert "--engine ray needs Ray, which is not installed\n  try: pip install 'fedsched[ray]'" in result.err
 
 
 def test_jobs_that_never_end_end_the_command_with_an_error(run: Run, tmp_path: Path) -> None:
-    """A script that compares policies must not take such a run for a result; the table says which policy it was."""
+    """A script that compares policies must not take such a run for a result; it is told how to look at it again."""
     path = tmp_path / "endless.yaml"
     path.write_text(
-        "cluster: {nodes: [{name: n, cpus: 3}]}\n"
+        "clusters: [{name: one, nodes: [{name: n, cpus: 3}]}]\n"
         "workload: {jobs: 2, gap_s: 0, alone_s_min: 400, worker_cpus: [2], ps_cpus: [1], workers_max: 1}\n"
         "policies: {drf: {name: drf}}\nseeds: 1\nslots_max: 3\n"
     )
     result = run("sim", "run", str(path))
     assert result.code == 1
     assert result.out.splitlines()[1].split()[2] == "-"
-    assert "[FS300] jobs never ended: 1 under drf" in result.err
+    assert "[FS300] 1 of 1 runs are partial" in result.err
+    assert "drf, seed 0: 1 jobs never ended" in result.err
+    assert f"try: fedsched sim run {path} --policies drf --seed 0 --seeds 1" in result.err
     told = json.loads(run("sim", "run", str(path), "-o", "json").out)
-    assert told["policies"][0]["runs"][0]["jct_s"] is None
+    assert told["results"][0]["partial"] is True
+    assert told["results"][0]["avg_jct_s"] > 400
+    assert told["summary"][0]["avg_jct_s"] is None
 
 
-def test_the_same_experiment_gives_the_same_bytes_in_fresh_interpreters_under_any_hash_seed(tiny: str) -> None:
+def test_the_same_experiment_gives_the_same_bytes_in_fresh_interpreters_under_any_hash_seed(
+    tiny: str, tmp_path: Path
+) -> None:
     """One process cannot show an order taken from a set; whoever reproduces a result starts another one."""
     outputs = set()
     for seed in ("0", "1", "12345"):
+        jobs = tmp_path / f"{seed}.csv"
         done = subprocess.run(
-            [sys.executable, "-m", "fedsched.cli.main", "sim", "run", tiny, "-o", "json"],
+            [
+                *(sys.executable, "-m", "fedsched.cli.main", "sim", "run", tiny, "-o", "json", "--workers", "1"),
+                *("--seeds", "1", "--per-job", str(jobs)),
+            ],
             env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             timeout=50,
             check=True,
         )
-        outputs.add(done.stdout)
+        told = json.loads(done.stdout)
+        for one in told["results"]:
+            del one["cpu_s"]  # the one thing that is measured and not computed
+        outputs.add((json.dumps(told), jobs.read_bytes()))
     assert len(outputs) == 1
-    assert len(json.loads(outputs.pop())["policies"]) == 4
+    assert len(json.loads(outputs.pop()[0])["results"]) == 4
 
 
 def test_help_shows_the_command_and_stays_light() -> None:
     """`fedsched --help` and `fedsched sim run --help` must answer at once; torch and scipy take seconds to load."""
-    heavy = ("torch", "numpy", "scipy", "pydantic", "yaml")
+    heavy = ("torch", "numpy", "scipy", "pydantic", "yaml", "msgspec")
     code = (
         "import sys\nfrom fedsched.cli.main import main\n"
         "assert main(['--help']) == 0 and main(['sim', 'run', '--help']) == 0\n"

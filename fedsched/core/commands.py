@@ -6,6 +6,7 @@ carry `(term, seq)`: it refuses an older term and ignores a repeated seq.
 
 from __future__ import annotations
 
+from fedsched.core.choosing import Rule
 from fedsched.core.decision import Observation
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, JobStatus, Placement, Reason, Transition
@@ -73,6 +74,12 @@ class AskPolicy(Record, frozen=True):
     observation: Observation
     keep_running: bool
     """Running jobs hold at least their minimum before the policy spends anything."""
+    ranks: bool = False
+    """Only the ranks of the observation's jobs are wanted."""
+    rebuild: bool = False
+    """The budget begins with an empty cluster."""
+    placement: Rule = "spread"
+    """How the budget chooses nodes."""
 
 
 class RewardSlot(Record, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fedsched.core.cluster import Node
 from fedsched.core.ids import JobId
@@ -43,10 +43,16 @@ class JobView(Record, frozen=True):
     pinned: bool = False
     """Cannot change in this slot (a resize in flight, or its cooldown); the budget already holds it as it is."""
     accelerators: tuple[str, ...] = ()
+    unreported_s: float = 0.0
+    """How long it has trained since its progress was last heard of."""
     attained_s: float = 0.0
     """Task-seconds received so far."""
     attained_by: tuple[tuple[str, float], ...] = ()
     """The same by accelerator type of the node, sorted by type."""
+    expected_s: float | None = None
+    """How long the user expects the whole job to train at its minimum; None: not said."""
+    deadline_s: float | None = None
+    """By when it should have ended; None: none."""
     speeds: tuple[SpeedSample, ...] = ()
     """Newest observation per allocation and accelerator type tried, oldest first."""
 
@@ -62,12 +68,17 @@ class JobView(Record, frozen=True):
 
 
 class Observation(Record, frozen=True):
-    """Everything a policy may base a slot's decision on. Jobs are sorted by `(arrived_s, job_id)`."""
+    """Everything a policy may base a slot's decision on. Jobs are sorted by `(arrived_s, job_id)`.
+
+    Where only ranks are asked for, `jobs` are those that need a new one, and nodes are left out.
+    """
 
     slot: int
     slot_length_s: float
     nodes: tuple[Node, ...]
     jobs: tuple[JobView, ...]
+    time_s: float = 0.0
+    """When the slot started."""
 
     @property
     def capacity(self) -> Resources:
@@ -97,8 +108,29 @@ class Budget(Protocol):
         """All grants, sorted by job id; jobs with nothing are left out."""
 
 
+class Ranking(Record, frozen=True):
+    """Who comes first: the answer of a discipline that orders jobs and leaves the rest to the scheduler.
+
+    The scheduler remembers ranks, so an answer names only the jobs that it was asked about. In the order of their keys,
+    ties by arrival, jobs get their whole allocation where it fits; one that does not fit is passed over.
+    """
+
+    ranks: tuple[tuple[JobId, tuple[float, ...]], ...]
+    """Keys, smallest first; all of one discipline are equally long."""
+    blocking: bool = False
+    """Nobody passes a job that does not fit (head of line)."""
+    preemptive: bool = False
+    """Running jobs make room for waiting ones that rank before them."""
+    drifting: bool = False
+    """A key starts with a remaining time: it shrinks while the job runs, and the scheduler sees to that."""
+    rerank: Literal["none", "running", "all"] = "none"
+    """Whose ranks to ask for again at every slot."""
+    review_s: float | None = None
+    """When ranks change though nothing happens; a slot should start then at the latest."""
+
+
 class Decision(Record, frozen=True):
-    """A policy's answer for one slot: the allocation of every job that gets one."""
+    """A policy's answer for one slot: the allocation of every job that gets one, or a ranking."""
 
     slot: int
     allocations: tuple[tuple[JobId, Allocation], ...]
@@ -107,6 +139,10 @@ class Decision(Record, frozen=True):
     """Version of the learned policy; 0 for heuristics."""
     fallback: str = ""
     """Why the heuristic answered instead of the configured policy; empty when it did not."""
+    placements: tuple[tuple[JobId, Placement], ...] = ()
+    """Where the budget has put the allocations; only where every slot begins with an empty cluster."""
+    ranking: Ranking | None = None
+    """In place of allocations, if ranks were asked for."""
     notes: tuple[tuple[JobId, str], ...] = ()
     """What the policy says about single jobs, for `explain`."""
     accelerators: tuple[tuple[JobId, str], ...] = ()

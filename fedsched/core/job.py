@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import StrEnum
+from operator import attrgetter
 
 from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
 from fedsched.core.record import Record
@@ -88,9 +90,12 @@ def role_of(task: TaskName) -> Role:
 
 
 def allocation_of(placement: Placement) -> Allocation:
-    """How many tasks of each role a placement holds."""
-    workers = sum(1 for entry in placement if entry.role is Role.WORKER)
-    return Allocation(workers, len(placement) - workers)
+    """How many tasks of each role a placement, which is sorted by task name, holds."""
+    ps = bisect_left(placement, Role.WORKER.value, key=_task)
+    return Allocation(len(placement) - ps, ps)
+
+
+_task = attrgetter("task")
 
 
 class JobSpec(Record, frozen=True):
@@ -126,6 +131,10 @@ class JobSpec(Record, frozen=True):
     """Least time between two resizes of the job."""
     grace_s: float = 10.0
     """How long a stopping task may take before it is killed."""
+    expected_s: float | None = None
+    """How long the user expects the whole job to train at its minimum; None: not said."""
+    deadline_s: float | None = None
+    """Unix time by which it should have ended; None: none."""
     submitted_s: float = 0.0
     """Unix time of the submission."""
     traceparent: str = ""
@@ -149,9 +158,16 @@ class JobSpec(Record, frozen=True):
         """The most the job can use."""
         return Allocation(self.workers.maximum, self.ps.maximum)
 
+    @property
+    def rigid(self) -> bool:
+        """Whether there is only one allocation that it can run with."""
+        return max(1, self.workers.minimum) == self.workers.maximum and self.ps.minimum == self.ps.maximum
+
 
 class JobPhase(StrEnum):
     """Where a job is in its life."""
+
+    __hash__ = str.__hash__  # an enum's own is Python code, and every move of every job hashes some
 
     QUEUED = "Queued"
     DISPATCHED = "Dispatched"
@@ -175,6 +191,8 @@ ACTIVE = frozenset({JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING, JobP
 
 class Trigger(StrEnum):
     """What moves a job from one phase to the next."""
+
+    __hash__ = str.__hash__
 
     DISPATCHED = "dispatched"
     PLACED = "placed"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fedsched.core.decision import Decision, JobView, Observation
+from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, Reason
 from fedsched.core.placement import TentativePlacement
 from fedsched.core.state import ClusterState, LiveJob
@@ -18,11 +21,25 @@ def observe(state: ClusterState) -> Observation:
         slot_length_s=state.config.slot_length_s,
         nodes=tuple(state.nodes[name] for name in sorted(state.nodes)),
         jobs=tuple(_view(state, job) for job in state.ordered() if job.status.phase in VISIBLE),
+        time_s=state.slot_started_s,
+    )
+
+
+def observe_some(state: ClusterState, job_ids: Iterable[JobId]) -> Observation:
+    """These jobs only, as a discipline sees them that is asked for their ranks."""
+    jobs = state.pick(set(job_ids))
+    return Observation(
+        slot=state.slot,
+        slot_length_s=state.config.slot_length_s,
+        nodes=(),
+        jobs=tuple(_view(state, job) for job in jobs),
+        time_s=state.slot_started_s,
     )
 
 
 def _view(state: ClusterState, job: LiveJob) -> JobView:
     spec, status = job.spec, job.status
+    attained = state.attained(job, state.slot_started_s)
     return JobView(
         job_id=spec.job_id,
         job_type=spec.job_type,
@@ -38,10 +55,19 @@ def _view(state: ClusterState, job: LiveJob) -> JobView:
         placement=job.settled,
         pinned=_is_pinned(state, job),
         accelerators=spec.accelerators,
-        attained_s=job.attained_s,
-        attained_by=tuple(sorted(job.attained_by.items())),
+        unreported_s=_unreported_s(state, job),
+        attained_s=sum(attained.values()),
+        attained_by=tuple(sorted(attained.items())),
+        expected_s=spec.expected_s,
+        deadline_s=spec.deadline_s,
         speeds=tuple(job.speeds.values()),
     )
+
+
+def _unreported_s(state: ClusterState, job: LiveJob) -> float:
+    if job.steady_since_s is None:
+        return 0.0
+    return state.slot_started_s - max(job.steady_since_s, job.reported_s)
 
 
 def _is_pinned(state: ClusterState, job: LiveJob) -> bool:

@@ -67,11 +67,11 @@ def _ps_beside(room: Resources, worker: Resources, ps: Resources, allocation: Al
         if left.is_negative():
             # Not even an overcommitted room refuses to hold nothing.
             return result or [0]
-        result.append(_times(ps, left, allocation.ps))
+        result.append(times(ps, left, allocation.ps))
     return result
 
 
-def _times(demand: Resources, room: Resources, limit: int) -> int:
+def times(demand: Resources, room: Resources, limit: int) -> int:
     """How often `demand` fits into `room`, at most `limit` times."""
     pairs = (
         (demand.cpu_milli, room.cpu_milli),

@@ -1,16 +1,18 @@
 """Finds nodes for tasks: tentatively while a policy spends its budget, finally for what it decided.
 
-The live default keeps running tasks where they are and spreads new ones over the least loaded nodes (the rule of DL2's
-reference code, by dominant share instead of a sum of unlike units).
+Running tasks stay where they are; nodes for new ones are chosen by a rule of `core/choosing.py`, by default the least
+loaded one (the rule of DL2's reference code, by dominant share instead of a sum of unlike units).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from random import Random
 
+from fedsched.core.choosing import Rule, left_over
 from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation
-from fedsched.core.ids import JobId, NodeName, TaskName
+from fedsched.core.ids import JobId, NodeName, TaskName, stream
 from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
 from fedsched.core.packing import pack
 from fedsched.core.resources import Resources
@@ -19,7 +21,9 @@ from fedsched.core.resources import Resources
 class _Rooms:
     """What is free on each node. `soft` is what running tasks hold that nobody has granted again yet."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], rule: Rule, chance: Random) -> None:
+        self._rule = rule
+        self._chance = chance
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
         self.free = {name: node.capacity for name, node in self.nodes.items()}
         self.soft = {name: Resources() for name in self.nodes}
@@ -30,8 +34,14 @@ class _Rooms:
     def give_back(self, node: NodeName, demand: Resources) -> None:
         self.free[node] = self.free[node] + demand
 
-    def choose(self, demand: Resources, accelerators: tuple[str, ...]) -> NodeName | None:
-        """The least loaded node with room, before any that would push a running task from its place."""
+    def choose(
+        self, demand: Resources, accelerators: tuple[str, ...], own: Collection[NodeName] = ()
+    ) -> NodeName | None:
+        """A node with room by the rule, before any that would push a running task from its place.
+
+        Args:
+            own: nodes that the job is on already; `consolidate` prefers them.
+        """
         candidates = [
             name
             for name, node in self.nodes.items()
@@ -46,10 +56,19 @@ class _Rooms:
             key=lambda name: (
                 not demand.fits_in(self.free[name] - self.soft[name]),
                 _preference(self.nodes[name].accelerator, accelerators),
-                (self.nodes[name].capacity - self.free[name] + demand).dominant_share(self.nodes[name].capacity),
+                self._rank(name, demand, own),
                 name,
             ),
         )
+
+    def _rank(self, name: NodeName, demand: Resources, own: Collection[NodeName]) -> tuple[float, ...]:
+        if self._rule == "spread":
+            capacity = self.nodes[name].capacity
+            return ((capacity - self.free[name] + demand).dominant_share(capacity),)
+        if self._rule == "random":
+            return (self._chance.random(),)
+        fullest = left_over(self.free[name])
+        return fullest if self._rule == "pack" else (name not in own, *fullest)
 
 
 def _preference(accelerator: str, accelerators: tuple[str, ...]) -> int:
@@ -69,7 +88,8 @@ class _Grant:
 
     @property
     def allocation(self) -> Allocation:
-        return allocation_of(tuple(self.granted))
+        workers = sum(1 for entry in self.granted if entry.role is Role.WORKER)
+        return Allocation(workers, len(self.granted) - workers)
 
 
 class TentativePlacement:
@@ -78,10 +98,11 @@ class TentativePlacement:
     Args:
         observation: nodes and jobs as they are.
         keep_running: hold the minimum of every running job before anything is spent.
+        rule: how nodes are chosen for new tasks.
     """
 
-    def __init__(self, observation: Observation, keep_running: bool = True) -> None:
-        self._rooms = _Rooms(observation.nodes)
+    def __init__(self, observation: Observation, keep_running: bool = True, rule: Rule = "spread") -> None:
+        self._rooms = _Rooms(observation.nodes, rule, stream(observation.slot, "placement"))
         self._grants = {view.job_id: _Grant(view) for view in observation.jobs}
         for grant in self._grants.values():
             self._reserve(grant)
@@ -220,7 +241,7 @@ class TentativePlacement:
                 self._rooms.soft[entry.node] = self._rooms.soft[entry.node] - demand
                 grant.granted.append(entry)
                 return entry, True
-        node = self._rooms.choose(demand, allowed)
+        node = self._rooms.choose(demand, allowed, {entry.node for entry in grant.granted})
         if node is None:
             return None, False
         self._rooms.take(node, demand)
@@ -251,13 +272,14 @@ def place(
     allocations: Iterable[tuple[JobId, Allocation]],
     keep_running: bool,
     accelerators: Iterable[tuple[JobId, str]] = (),
+    rule: Rule = "spread",
 ) -> TentativePlacement:
     """Places for decided allocations: running tasks stay first, then minima, then the rest, each job in turn.
 
     The world may have changed since the policy decided, and staying put may leave other holes than the policy's own
     order of grants; what does not fit any more is left out, never a part of a job's minimum.
     """
-    budget = TentativePlacement(observation, keep_running)
+    budget = TentativePlacement(observation, keep_running, rule)
     wanted = dict(allocations)
     types = dict(accelerators)
     order = [view for view in observation.jobs if view.job_id in wanted and not view.pinned]

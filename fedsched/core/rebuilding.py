@@ -286,6 +286,11 @@ class Rebuilding:
         ]
         return tuple(sorted(held, key=lambda entry: entry[0]))
 
+    def placements(self) -> tuple[tuple[JobId, Placement], ...]:
+        """Of all jobs that hold their minimum, sorted by job id."""
+        enough = [job_id for job_id, claim in self._claims.items() if claim.is_enough]
+        return tuple((job_id, self.placement(job_id)) for job_id in sorted([*self._pinned, *enough]))
+
     def placement(self, job_id: JobId) -> Placement:
         """Where the granted tasks go, sorted by task name; a pinned job's stay where they are.
 

@@ -7,6 +7,7 @@ from typing import Any, assert_never
 from msgspec.structs import replace
 
 from fedsched.core import invariants
+from fedsched.core.choosing import Rooms
 from fedsched.core.cluster import Node
 from fedsched.core.commands import AdoptJobs, AskPolicy, Command, RewardSlot, SaveJob, ScaleJob, StartJob, StopJob
 from fedsched.core.decision import Decision, SpeedSample
@@ -28,7 +29,7 @@ from fedsched.core.events import (
     SlotStarted,
     TermTaken,
 )
-from fedsched.core.ids import JobId, NodeName
+from fedsched.core.ids import JobId, NodeName, stream
 from fedsched.core.job import (
     ACTIVE,
     TERMINAL,
@@ -37,6 +38,7 @@ from fedsched.core.job import (
     JobSpec,
     JobStatus,
     Placement,
+    Progress,
     Reason,
     TaskPlacement,
     Transition,
@@ -44,8 +46,9 @@ from fedsched.core.job import (
     allocation_of,
     next_phase,
 )
-from fedsched.core.observing import observe, waiting_reason
+from fedsched.core.observing import VISIBLE, observe, observe_some, waiting_reason
 from fedsched.core.placement import place
+from fedsched.core.ranking import RankedQueue
 from fedsched.core.resources import Resources
 from fedsched.core.state import ClusterState, LiveJob, SchedulerConfig
 
@@ -65,8 +68,11 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, nodes: tuple[Node, ...], *, check: bool = False) -> None:
-        self.state = ClusterState(config, {node.name: node for node in nodes})
+        self.state = ClusterState(config, {node.name: node for node in sorted(nodes, key=lambda node: node.name)})
+        self.queue = RankedQueue()
         self._check = check
+        self._actor = f"agent/{config.cluster}"
+        self._chance = stream(config.seed, f"placement/{config.cluster}")
 
     def handle(self, event: Event) -> list[Command]:
         """Take one event in; return what is to be done because of it, in order.
@@ -91,8 +97,8 @@ class Scheduler:
             case LeaseRegained(time_s):
                 self.state.leased = True
                 return self._advance(time_s)
-            case JobAssigned(_, spec, status):
-                self._admit(spec, status)
+            case JobAssigned(time_s, spec, status):
+                self._admit(time_s, spec, status)
                 return []
             case CancelRequested(time_s, job_id):
                 return self._cancel(time_s, job_id)
@@ -101,10 +107,10 @@ class Scheduler:
             case PolicyDecided(time_s, decision):
                 return self._carry_out(time_s, decision)
             case NodeChanged(time_s, node):
-                self.state.nodes[node.name] = node
+                self.state.change_node(node)
                 return [*self._relieve(time_s), *self._advance(time_s)]
             case NodeLost(time_s, name):
-                self.state.nodes.pop(name, None)
+                self.state.lose_node(name, time_s)
                 return [*self._relieve(time_s), *self._advance(time_s)]
             case JobStarted() | JobScaled() | ScaleFailed() | ProgressReported() | JobExited() | JobAdopted():
                 job = self.state.jobs.get(event.job_id)
@@ -119,7 +125,7 @@ class Scheduler:
     ) -> list[Command]:
         match event:
             case ProgressReported():
-                job.status = replace(job.status, progress=event.progress)
+                self._note_progress(event.time_s, job, event.progress)
                 return []
             case JobStarted(time_s):
                 if job.status.phase is not JobPhase.STARTING:
@@ -144,7 +150,7 @@ class Scheduler:
         self.state.seq = 0
         self.state.leased = True
         for spec, status in event.jobs:
-            self._admit(spec, status)
+            self._admit(event.time_s, spec, status)
         active = [job for job in self.state.ordered() if job.status.phase in ACTIVE]
         for job in active:
             job.adopting = True
@@ -152,19 +158,28 @@ class Scheduler:
                 job.in_flight = ()
                 ends_failed = job.status.reason is Reason.TIME_LIMIT
                 job.stopping_for = JobPhase.FAILED if ends_failed else JobPhase.CANCELLED
+            self._settle(event.time_s, job)
         adopt = AdoptJobs(event.term, self._next_seq(), tuple((job.spec, job.status.attempt) for job in active))
         return [adopt, *self._relieve(event.time_s)]
 
-    def _admit(self, spec: JobSpec, status: JobStatus) -> None:
-        if spec.job_id in self.state.jobs or status.phase in TERMINAL:
+    def _admit(self, time_s: float, spec: JobSpec, status: JobStatus) -> None:
+        state = self.state
+        if spec.job_id in state.jobs or status.phase in TERMINAL:
             return
-        self.state.jobs[spec.job_id] = LiveJob(
+        job = LiveJob(
             spec,
             status,
-            arrived_slot=max(0, self.state.slot),
+            arrived_slot=max(0, state.slot),
+            number=state.arrivals,
             target=status.placement,
             slot_epochs=status.progress.epochs,
         )
+        state.arrivals += 1
+        state.elastic += not spec.rigid
+        state.jobs[spec.job_id] = job
+        if spec.max_runtime_s is not None:
+            state.limited.add(spec.job_id)
+        self._settle(time_s, job)
 
     def _cancel(self, time_s: float, job_id: JobId) -> list[Command]:
         job = self.state.jobs.get(job_id)
@@ -209,11 +224,13 @@ class Scheduler:
         job.adopting = False
         if job.status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
             job.status = replace(job.status, placement=event.placement)
+            self._settle(event.time_s, job)
             wants_checkpoint = job.status.phase is JobPhase.PREEMPTING or job.stopping_for is JobPhase.FAILED
             return [self._stop_command(job, job.status.reason, checkpoint=wants_checkpoint)]
         job.target = event.placement
         if job.status.phase is JobPhase.RUNNING:
             job.status = replace(job.status, placement=event.placement, term=self.state.term)
+            self._settle(event.time_s, job)
             return [SaveJob(job.status, None), *self._relieve(event.time_s)]
         trigger = Trigger.STARTED if job.status.phase is JobPhase.STARTING else Trigger.RESIZED
         save = self._move(event.time_s, job, trigger, message="adopted by a restarted agent", placement=event.placement)
@@ -221,9 +238,9 @@ class Scheduler:
 
     def _end_attempt(self, job: LiveJob, event: JobExited) -> list[Command]:
         if event.progress is not None:
-            job.status = replace(job.status, progress=event.progress)
+            self._note_progress(event.time_s, job, event.progress)
         phase = job.status.phase
-        job.adopting, job.in_flight, job.target, job.slot_allocation = False, None, (), None
+        job.adopting, job.in_flight, job.target = False, None, ()
         if event.reason is Reason.FINISHED:
             command = self._finish(event, job, Trigger.SUCCEEDED, Reason.FINISHED, event.message)
         elif phase is JobPhase.COMPLETING:
@@ -257,67 +274,129 @@ class Scheduler:
     # --- slots
 
     def _start_slot(self, time_s: float, slot: int) -> list[Command]:
+        state = self.state
         commands: list[Command] = []
-        if self.state.slot >= 0:
+        if state.slot >= 0:
             commands.append(self._measure(time_s))
-        self.state.slot, self.state.slot_started_s = slot, time_s
-        for job in self.state.ordered():
-            commands += self._enforce_time_limit(time_s, job)
-            settled = job.status.phase is JobPhase.RUNNING and job.in_flight is None and not job.adopting
+        for job in state.pick(state.progressed):
             job.slot_epochs = job.status.progress.epochs
-            job.slot_allocation = job.status.allocation if settled else None
-        observation = observe(self.state)
-        if observation.jobs and self.state.leased:
-            self.state.asked_slot = slot
-            commands.append(AskPolicy(observation, self.state.config.keep_running))
+            commands.append(SaveJob(job.status, None))
+        state.progressed.clear()
+        for job in state.pick(state.limited):
+            commands += self._enforce_time_limit(time_s, job)
+        state.slot, state.slot_started_s = slot, time_s
+        if state.leased and state.jobs:
+            commands += self._decide(time_s)
         return commands
 
     def _measure(self, time_s: float) -> RewardSlot:
         """Close the slot: what each job did in it, and how fast it was with what it held."""
-        elapsed_s = time_s - self.state.slot_started_s
-        progress = list(self.state.ended)
-        self.state.ended.clear()
-        for job in self.state.ordered():
+        state = self.state
+        elapsed_s = time_s - state.slot_started_s
+        progress = list(state.ended)
+        state.ended.clear()
+        for job_id in state.progressed:
+            job = state.jobs[job_id]
             done = job.status.progress.epochs - job.slot_epochs
-            job.attained_s += elapsed_s * len(job.status.placement)
-            kinds = [self.state.nodes[e.node].accelerator for e in job.status.placement if e.node in self.state.nodes]
-            for kind in kinds:
-                job.attained_by[kind] = job.attained_by.get(kind, 0.0) + elapsed_s
             if done <= 0 or elapsed_s <= 0:
                 continue
-            progress.append((job.spec.job_id, done / job.spec.epochs))
-            if job.slot_allocation:
-                size = job.slot_allocation
-                kind = kinds[0] if len(set(kinds)) == 1 else ""
+            progress.append((job_id, done / job.spec.epochs))
+            if job.steady_since_s is not None and job.steady_slot < state.slot:
+                size = job.status.allocation
+                kinds = {state.nodes[entry.node].accelerator for entry in job.status.placement}
+                kind = kinds.pop() if len(kinds) == 1 else ""
                 job.speeds.pop((size, kind), None)
                 job.speeds[size, kind] = SpeedSample(size.workers, size.ps, done / elapsed_s, kind)
-        return RewardSlot(self.state.slot, tuple(sorted(progress)))
+        return RewardSlot(state.slot, tuple(sorted(progress)))
+
+    def _note_progress(self, time_s: float, job: LiveJob, progress: Progress) -> None:
+        if progress.epochs != job.status.progress.epochs:
+            self.state.progressed.add(job.spec.job_id)
+        job.status = replace(job.status, progress=progress)
+        job.reported_s = time_s
 
     def _enforce_time_limit(self, time_s: float, job: LiveJob) -> list[Command]:
         limit_s, started_s = job.spec.max_runtime_s, job.status.started_s
         running = job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING)
         if limit_s is None or started_s is None or not running or time_s - started_s <= limit_s:
-            return self._save_progress(job)
+            return []
         message = f"ran for {time_s - started_s:.0f} s; its limit is {limit_s:.0f} s"
         return self._stop(time_s, job, JobPhase.FAILED, Reason.TIME_LIMIT, message)
 
-    def _save_progress(self, job: LiveJob) -> list[Command]:
-        return [SaveJob(job.status, None)] if job.status.progress.epochs != job.slot_epochs else []
+    def _decide(self, time_s: float) -> list[Command]:
+        """Ask the policy, or do what follows from the ranks that it has given."""
+        state = self.state
+        state.asked_ranks = state.config.ranked and not state.elastic
+        if not state.asked_ranks:
+            observation = observe(state)
+            if not observation.jobs:
+                return []
+            state.asked_slot = state.slot
+            config = state.config
+            return [AskPolicy(observation, config.keep_running, rebuild=config.rebuild, placement=config.placement)]
+        asked = self.queue.to_ask()
+        if not asked:
+            return self._follow_ranks(time_s)
+        state.asked_slot = state.slot
+        return [AskPolicy(observe_some(state, asked), state.config.keep_running, ranks=True)]
 
     def _carry_out(self, time_s: float, decision: Decision) -> list[Command]:
-        if decision.slot != self.state.asked_slot:
+        state = self.state
+        if decision.slot != state.asked_slot:
             return []  # the answer to an older question
-        self.state.asked_slot = None
-        observation = observe(self.state)
-        budget = place(observation, decision.allocations, self.state.config.keep_running, decision.accelerators)
+        state.asked_slot = None
+        if state.asked_ranks:
+            if decision.ranking is not None:
+                self.queue.learn(decision.ranking, state.jobs, time_s)
+            return self._follow_ranks(time_s)
+        if state.config.rebuild:
+            return self._rebuild(time_s, decision)
+        observation = observe(state)
+        budget = place(
+            observation,
+            decision.allocations,
+            state.config.keep_running,
+            decision.accelerators,
+            state.config.placement,
+        )
         for view in observation.jobs:
-            self.state.jobs[view.job_id].target = budget.placement(view.job_id)
+            self._aim(state.jobs[view.job_id], budget.placement(view.job_id))
         commands = self._advance(time_s)
         for view in observation.jobs:
-            job = self.state.jobs[view.job_id]
+            job = state.jobs[view.job_id]
             if job.status.phase is JobPhase.DISPATCHED:
                 commands += self._explain(job, *waiting_reason(job, view, budget, decision))
         return commands
+
+    def _rebuild(self, time_s: float, decision: Decision) -> list[Command]:
+        """Take the budget's own places over; it has begun with an empty cluster as every slot does."""
+        placements = dict(decision.placements)
+        for job in self.state.ordered():
+            if job.status.phase in VISIBLE:
+                self._aim(job, placements.get(job.spec.job_id, ()))
+        return self._advance(time_s)
+
+    def _follow_ranks(self, time_s: float) -> list[Command]:
+        """Start whoever is first and fits, stop whoever has to make room."""
+        state = self.state
+        # What was meant for a job that still waits for tasks to leave is decided anew.
+        for job in state.pick(state.unsettled):
+            if job.status.phase is JobPhase.DISPATCHED:
+                self._aim(job, ())
+        rooms = Rooms(state.nodes, state.free_once_settled(), state.config.placement, self._chance)
+        starts, stops = self.queue.pass_over(state.jobs, rooms, time_s, preempt=not state.config.keep_running)
+        for job, places in starts:
+            self._aim(job, places)
+        for job in stops:
+            self._aim(job, ())
+        return self._advance(time_s)
+
+    def _aim(self, job: LiveJob, target: Placement) -> None:
+        job.target = target
+        if target == job.status.placement:
+            self.state.unsettled.discard(job.spec.job_id)
+        else:
+            self.state.unsettled.add(job.spec.job_id)
 
     def _explain(self, job: LiveJob, reason: Reason, message: str) -> list[Command]:
         """Note why the job waits; only a new reason is worth a write."""
@@ -332,14 +411,13 @@ class Scheduler:
         if not self.state.leased:
             return []
         commands: list[Command] = []
-        free = {name: node.capacity - self.state.held_on(name) for name, node in self.state.nodes.items()}
-        for job in self.state.ordered():
-            if job.in_flight is not None or job.adopting or job.target == job.status.placement:
+        for job in self.state.pick(self.state.unsettled):
+            if job.in_flight is not None or job.adopting:
                 continue
-            if job.status.phase is JobPhase.DISPATCHED and self._take(free, job, job.target):
+            if job.status.phase is JobPhase.DISPATCHED and self._fits_now(job, job.target):
                 commands += self._start(time_s, job)
             elif job.status.phase is JobPhase.RUNNING:
-                commands += self._resize(time_s, job, free)
+                commands += self._resize(time_s, job)
         return commands
 
     def _start(self, time_s: float, job: LiveJob) -> list[Command]:
@@ -356,12 +434,12 @@ class Scheduler:
         )
         return [save, StartJob(self.state.term, self._next_seq(), job.spec, job.status.attempt, job.target)]
 
-    def _resize(self, time_s: float, job: LiveJob, free: dict[NodeName, Resources]) -> list[Command]:
+    def _resize(self, time_s: float, job: LiveJob) -> list[Command]:
         if not job.target:
             return self._preempt(time_s, job, Reason.PREEMPTED, "the policy gave its place to other jobs")
         stay = tuple(entry for entry in job.status.placement if entry in job.target)
         added = tuple(entry for entry in job.target if entry not in stay)
-        if self._take(free, job, added):
+        if self._fits_now(job, added):
             return self._scale(time_s, job, job.target)
         if stay != job.status.placement and self._is_enough(job, stay):
             # Leave first, so that two jobs which wait for each other's places both get them.
@@ -370,23 +448,27 @@ class Scheduler:
 
     def _scale(self, time_s: float, job: LiveJob, placement: Placement, reason: Reason = Reason.NONE) -> list[Command]:
         job.in_flight = placement
-        job.slot_allocation = None
         message = f"{job.status.allocation} -> {allocation_of(placement)}"
         save = self._move(time_s, job, Trigger.RESIZE, reason, message)
         order = ScaleJob(self.state.term, self._next_seq(), job.spec.job_id, job.status.attempt, placement)
         return [save, order]
 
-    def _take(self, free: dict[NodeName, Resources], job: LiveJob, added: Placement) -> bool:
-        """Take room for new tasks; all or nothing."""
-        after = dict(free)
+    def _fits_now(self, job: LiveJob, added: Placement) -> bool:
+        """Whether there is room for new tasks, all of them."""
+        if self.state.config.rebuild:
+            return True  # the whole slot was placed at once, so what is in the way is leaving in this instant
+        free, nodes = self.state.free, self.state.nodes
+        if len(added) == 1:
+            (entry,) = added
+            node = nodes.get(entry.node)
+            return node is not None and node.schedulable and job.spec.demand(entry.role).fits_in(free[entry.node])
+        wanted: dict[NodeName, Resources] = {}
         for entry in added:
-            node = self.state.nodes.get(entry.node)
             demand = job.spec.demand(entry.role)
-            if node is None or not node.schedulable or not demand.fits_in(after[entry.node]):
-                return False
-            after[entry.node] = after[entry.node] - demand
-        free.update(after)
-        return True
+            wanted[entry.node] = wanted[entry.node] + demand if entry.node in wanted else demand
+        return all(
+            name in nodes and nodes[name].schedulable and demand.fits_in(free[name]) for name, demand in wanted.items()
+        )
 
     def _finish_resize(
         self, time_s: float, job: LiveJob, placement: Placement, reason: Reason, message: str
@@ -405,8 +487,9 @@ class Scheduler:
             changed_s=time_s,
         )
         job.in_flight = None
+        self._settle(time_s, job)
         if reason is Reason.RESIZE_FAILED:
-            job.target = placement  # try again only when a later slot decides so
+            self._aim(job, placement)  # try again only when a later slot decides so
         return [save, *self._relieve(time_s), *self._advance(time_s)]
 
     # --- nodes
@@ -419,7 +502,7 @@ class Scheduler:
         commands: list[Command] = []
         for job in reversed(self.state.ordered()):
             if any(entry.node not in self.state.nodes for entry in job.target):
-                job.target = job.settled  # the next slot finds another place
+                self._aim(job, job.settled)  # the next slot finds another place
             if job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING):
                 commands += self._vacate(time_s, job)
         return commands
@@ -439,7 +522,7 @@ class Scheduler:
             and not failed_before
             and self._is_enough(job, keep)
         ):
-            job.target = keep
+            self._aim(job, keep)
             return self._scale(time_s, job, keep, Reason.NODE_LOST)
         return self._preempt(time_s, job, Reason.NODE_LOST, "its nodes offer less than they did")
 
@@ -475,7 +558,8 @@ class Scheduler:
         try:
             phase = next_phase(before.job_id, before.phase, trigger)
         except IllegalTransition as problem:
-            story = "\n".join(f"  {line}" for line in job.story)
+            lines = [f"  {at_s:.3f} slot {slot}: {cause} -> {to} {said}" for at_s, slot, cause, to, said in job.story]
+            story = "\n".join(lines)
             raise IllegalTransition(f"{problem}\n{story}") from problem
         job.status = replace(
             before,
@@ -487,13 +571,17 @@ class Scheduler:
             seq=before.seq + 1,
             **changes,
         )
-        job.story.append(f"{time_s:.3f} slot {self.state.slot}: {trigger.value} -> {phase.value} {message}")
+        job.story.append((time_s, self.state.slot, trigger, phase, message))
+        settled = job.settled
         if phase in TERMINAL:
-            del self.state.jobs[before.job_id]
+            self.state.dismiss(job, time_s)
+            self.queue.forget(before.job_id, time_s)
+        else:
+            self._settle(time_s, job)
         transition = Transition(
             seq=job.status.seq,
             time_s=time_s,
-            actor=f"agent/{self.state.config.cluster}",
+            actor=self._actor,
             job_id=before.job_id,
             attempt=job.status.attempt,
             term=self.state.term,
@@ -501,10 +589,16 @@ class Scheduler:
             target=phase,
             reason=reason,
             message=message,
-            allocation=allocation_of(job.settled),
+            allocation=allocation_of(settled),
             traceparent=job.spec.traceparent,
         )
         return SaveJob(job.status, transition)
+
+    def _settle(self, time_s: float, job: LiveJob) -> None:
+        """What the job holds, wants or waits for may have changed."""
+        self.state.account(job, time_s)
+        if self.state.config.ranked:
+            self.queue.follow(job, time_s)
 
     def _next_seq(self) -> int:
         self.state.seq += 1

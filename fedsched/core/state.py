@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node
 from fedsched.core.decision import SpeedSample
 from fedsched.core.ids import ClusterName, JobId, NodeName
-from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Placement
+from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Placement, Trigger
 from fedsched.core.record import Record
 from fedsched.core.resources import Resources
+
+NOTHING = Resources()
 
 
 class SchedulerConfig(Record, frozen=True):
@@ -22,6 +24,14 @@ class SchedulerConfig(Record, frozen=True):
     """Length of a slot, told to policies; the slots themselves come as events."""
     keep_running: bool = True
     """A running job keeps at least its minimum; False lets the policy stop it."""
+    ranked: bool = False
+    """The policy is a discipline: while all jobs are of fixed size it is asked for ranks, not for allocations."""
+    placement: Rule = "spread"
+    """How nodes are chosen for new tasks."""
+    rebuild: bool = False
+    """Every slot is placed anew on an empty cluster, as DL2's reference does; nothing stays where it was."""
+    seed: int = 0
+    """Of the rule `random`."""
 
 
 @dataclass(slots=True)
@@ -31,6 +41,8 @@ class LiveJob:
     spec: JobSpec
     status: JobStatus
     arrived_slot: int
+    number: int = 0
+    """Counts arrivals at this scheduler."""
     target: Placement = ()
     """What the last decision wants; equals `status.placement` once carried out."""
     in_flight: Placement | None = None
@@ -42,22 +54,30 @@ class LiveJob:
     """Terminal phase that the ordered end leads to; None while no end is ordered."""
     speeds: dict[tuple[Allocation, str], SpeedSample] = field(default_factory=dict)
     """Newest observed speed per allocation and accelerator type, oldest first."""
-    attained_s: float = 0.0
-    attained_by: dict[str, float] = field(default_factory=dict)
-    """Task-seconds by accelerator type of the node."""
     attempt_epochs: float = 0.0
     """Progress when the attempt was started."""
     slot_epochs: float = 0.0
     """Progress at the start of the slot."""
-    slot_allocation: Allocation | None = None
-    """Allocation held since the slot began; None when it changed within the slot."""
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    """The last transitions in words, for the message of an illegal one."""
+    reported_s: float = 0.0
+    """When its progress was last heard of."""
+    steady_since_s: float | None = None
+    """Since when it runs with what it holds; None while anything about that is in flight."""
+    steady_slot: int = 0
+    """The slot in which that began."""
+    story: deque[tuple[float, int, Trigger, JobPhase, str]] = field(default_factory=lambda: deque(maxlen=20))
+    """The last transitions (time, slot, trigger, phase, message), for the message of an illegal one."""
+    attained: dict[str, float] = field(default_factory=dict)
+    """Task-seconds received by accelerator type of the node, up to `served_since_s`."""
+    served: Placement = ()
+    """What `attained` counts since `served_since_s`."""
+    served_since_s: float = 0.0
+    booked: Placement = ()
+    """What the state's books hold for it."""
 
     @property
     def held(self) -> Placement:
         """Tasks that may exist on nodes now: those that run, and those that an order in flight is starting."""
-        if not self.in_flight:
+        if not self.in_flight or self.in_flight == self.status.placement:
             return self.status.placement
         return tuple(sorted({*self.status.placement, *self.in_flight}))
 
@@ -74,7 +94,11 @@ class LiveJob:
 
 @dataclass(slots=True)
 class ClusterState:
-    """Everything that the next decision depends on."""
+    """Everything that the next decision depends on.
+
+    Sums over jobs and lists of those that need something are kept up to date by `account`, so that an event costs what
+    it changes and not what there is.
+    """
 
     config: SchedulerConfig
     nodes: dict[NodeName, Node]
@@ -90,33 +114,135 @@ class ClusterState:
     slot_started_s: float = 0.0
     asked_slot: int | None = None
     """The slot that the policy is deciding; None when no question is open."""
+    asked_ranks: bool = False
+    """Whether the open question is about ranks only."""
     ended: list[tuple[JobId, float]] = field(default_factory=list)
     """Jobs that ended in this slot, with what they did in it as a fraction of their declared epochs."""
+    arrivals: int = 0
+    elastic: int = 0
+    """Live jobs that can run with more than one allocation."""
+    progressed: set[JobId] = field(default_factory=set)
+    """Live jobs whose progress has changed since the slot began."""
+    limited: set[JobId] = field(default_factory=set)
+    """Live jobs with a time limit."""
+    unsettled: set[JobId] = field(default_factory=set)
+    """Live jobs whose target is not what they hold."""
+    in_motion: set[JobId] = field(default_factory=set)
+    """Live jobs that hold something else than they will once their order in flight is done."""
+    free: dict[NodeName, Resources] = field(default_factory=dict)
+    """Capacity of each node less what tasks may take of it now."""
+
+    def __post_init__(self) -> None:
+        self.free = {name: node.capacity for name, node in self.nodes.items()}
 
     def ordered(self) -> list[LiveJob]:
         """Live jobs by `(submitted_s, job_id)`."""
         return sorted(self.jobs.values(), key=lambda job: job.order_key)
 
+    def pick(self, job_ids: set[JobId]) -> list[LiveJob]:
+        """These of the live jobs by `(submitted_s, job_id)`."""
+        if not job_ids:
+            return []
+        return sorted((self.jobs[job_id] for job_id in job_ids), key=lambda job: job.order_key)
+
+    def account(self, job: LiveJob, time_s: float) -> None:
+        """Bring all sums and lists in line with what the job holds, wants and waits for now."""
+        job_id = job.spec.job_id
+        if job.status.placement is not job.served:
+            self._accrue(job, time_s)
+        if not self.config.rebuild:
+            held, settled = job.held, job.settled
+            if held is not job.booked:
+                self._book(job, held)
+            (self.in_motion.add if settled is not held and settled != held else self.in_motion.discard)(job_id)
+        (self.unsettled.add if job.target != job.status.placement else self.unsettled.discard)(job_id)
+        if job.status.phase is not JobPhase.RUNNING or job.in_flight is not None or job.adopting:
+            job.steady_since_s = None
+        elif job.steady_since_s is None:
+            job.steady_since_s, job.steady_slot = time_s, self.slot
+
+    def dismiss(self, job: LiveJob, time_s: float) -> None:
+        """The job is over: nothing of it counts any more."""
+        self._accrue(job, time_s)
+        self._book(job, ())
+        job_id = job.spec.job_id
+        del self.jobs[job_id]
+        self.elastic -= not job.spec.rigid
+        for some in (self.progressed, self.limited, self.unsettled, self.in_motion):
+            some.discard(job_id)
+
+    def attained(self, job: LiveJob, time_s: float) -> dict[str, float]:
+        """Task-seconds that the job has received by accelerator type of the node."""
+        if not job.served:
+            return job.attained
+        result = dict(job.attained)
+        for entry in job.served:
+            node = self.nodes.get(entry.node)
+            if node is not None:
+                result[node.accelerator] = result.get(node.accelerator, 0.0) + time_s - job.served_since_s
+        return result
+
+    def free_once_settled(self) -> dict[NodeName, Resources]:
+        """Capacity less what tasks will take once all orders in flight are done."""
+        result = dict(self.free)
+        for job in self.pick(self.in_motion):
+            staying = set(job.settled)
+            for entry in job.held:
+                if entry not in staying and entry.node in result:
+                    result[entry.node] = result[entry.node] + job.spec.demand(entry.role)
+        return result
+
+    def change_node(self, node: Node) -> None:
+        """A node joined, or offers something else than it did."""
+        before = self.nodes.get(node.name)
+        self.nodes[node.name] = node
+        if before is None:
+            self.free[node.name] = node.capacity - self.held_on(node.name)
+        else:
+            self.free[node.name] = self.free[node.name] + node.capacity - before.capacity
+
+    def lose_node(self, name: NodeName, time_s: float) -> None:
+        """A node is gone; jobs are still on the books with what they held there."""
+        for job in self.jobs.values():
+            if any(entry.node == name for entry in job.served):
+                self._accrue(job, time_s)
+        self.nodes.pop(name, None)
+        self.free.pop(name, None)
+
     def held_on(self, node: NodeName) -> Resources:
-        """What tasks may take of a node now."""
-        return self._sum(node, lambda job: job.held)
+        """What tasks may take of a node now, counted anew."""
+        return self._sum(node, [(job, job.held) for job in self.jobs.values()])
 
     def settled_on(self, node: NodeName) -> Resources:
         """What tasks will take of a node once all orders in flight are done."""
-        return self._sum(node, lambda job: job.settled)
+        return self._sum(node, [(job, job.settled) for job in self.jobs.values()])
 
     def usage(self) -> Resources:
         """What tasks may take of the whole cluster now."""
-        result = Resources()
+        result = NOTHING
         for job in self.jobs.values():
             for entry in job.held:
                 result = result + job.spec.demand(entry.role)
         return result
 
-    def _sum(self, node: NodeName, tasks: Callable[[LiveJob], Placement]) -> Resources:
-        result = Resources()
-        for job in self.jobs.values():
-            for entry in tasks(job):
+    def _accrue(self, job: LiveJob, time_s: float) -> None:
+        job.attained = self.attained(job, time_s)
+        job.served, job.served_since_s = job.status.placement, time_s
+
+    def _book(self, job: LiveJob, held: Placement) -> None:
+        free, spec = self.free, job.spec
+        for entry in job.booked:
+            if entry.node in free:
+                free[entry.node] = free[entry.node] + spec.demand(entry.role)
+        for entry in held:
+            if entry.node in free:
+                free[entry.node] = free[entry.node] - spec.demand(entry.role)
+        job.booked = held
+
+    def _sum(self, node: NodeName, tasks: list[tuple[LiveJob, Placement]]) -> Resources:
+        result = NOTHING
+        for job, placement in tasks:
+            for entry in placement:
                 if entry.node == node:
                     result = result + job.spec.demand(entry.role)
         return result

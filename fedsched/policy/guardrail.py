@@ -8,11 +8,13 @@ from pathlib import PurePath
 from msgspec.structs import replace
 
 from fedsched.core.commands import AskPolicy
-from fedsched.core.decision import Decision, JobView, Observation, Policy
+from fedsched.core.decision import Decision, JobView, Observation, Policy, Ranking
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.placement import TentativePlacement
+from fedsched.core.rebuilding import Rebuilding
 from fedsched.core.resources import total
+from fedsched.policy.disciplines import Discipline
 from fedsched.policy.heuristics import by_arrival
 
 
@@ -23,7 +25,7 @@ def decide(question: AskPolicy, policy: Policy, fallback: Policy) -> Decision:
     caller's to watch.
     """
     try:
-        answer = policy.decide(question.observation, TentativePlacement(question.observation, question.keep_running))
+        answer = _answer(question, policy)
         problem = judge(question, answer)
     except Exception as error:  # A policy can be anybody's code; whatever it raises must not stop the cluster.
         problem = f"{type(error).__name__}: {error} ({_where(error)})"
@@ -39,9 +41,27 @@ def _where(error: Exception) -> str:
 
 
 def fall_back(question: AskPolicy, fallback: Policy, reason: str) -> Decision:
-    """The heuristic's answer, marked with why it was asked."""
-    budget = TentativePlacement(question.observation, question.keep_running)
-    return replace(fallback.decide(question.observation, budget), fallback=reason)
+    """The heuristic's answer, marked with why it was asked.
+
+    Where ranks were asked for there is none: ranks of two disciplines do not compare. Ranked jobs keep their ranks, the
+    others come last, in the order of arrival, and are asked about again.
+    """
+    if question.ranks:
+        return Decision(question.observation.slot, (), fallback.name, fallback=reason)
+    return replace(_answer(question, fallback), fallback=reason)
+
+
+def _answer(question: AskPolicy, policy: Policy) -> Decision:
+    observation = question.observation
+    if question.ranks:
+        if not isinstance(policy, Discipline):
+            raise TypeError("it was asked for ranks and is no discipline")
+        return Decision(observation.slot, (), policy.name, policy.version, ranking=policy.rank(observation))
+    if question.rebuild:
+        rebuilt = Rebuilding(observation)
+        answer = policy.decide(observation, rebuilt)
+        return replace(answer, placements=rebuilt.placements())
+    return policy.decide(observation, TentativePlacement(observation, question.keep_running, question.placement))
 
 
 def judge(question: AskPolicy, answer: Decision) -> str | None:
@@ -54,6 +74,8 @@ def judge(question: AskPolicy, answer: Decision) -> str | None:
     observation = question.observation
     if answer.slot != observation.slot:
         return f"its answer is for slot {answer.slot}; asked was slot {observation.slot}"
+    if question.ranks:
+        return _judge_ranks(observation, answer.ranking)
     views = {view.job_id: view for view in observation.jobs}
     if len({job_id for job_id, _ in answer.allocations}) < len(answer.allocations):
         return "its answer names a job twice"
@@ -64,6 +86,19 @@ def judge(question: AskPolicy, answer: Decision) -> str | None:
         if problem is not None:
             return problem
     return _beyond_capacity(observation, views, answer) or _collapsed(question, answer)
+
+
+def _judge_ranks(observation: Observation, ranking: Ranking | None) -> str | None:
+    if ranking is None:
+        return "it gives no ranks"
+    asked = {view.job_id for view in observation.jobs}
+    named = [job_id for job_id, _ in ranking.ranks]
+    if len(named) != len(asked) or set(named) != asked:
+        return f"it ranks {len(named)} jobs; asked were {len(asked)}, each once"
+    for job_id, key in ranking.ranks:
+        if not key or any(value != value for value in key):
+            return f"it ranks job {job_id} by {key}; a key is a tuple of numbers"
+    return None
 
 
 def _beyond_limits(view: JobView, allocation: Allocation) -> str | None:
@@ -97,7 +132,9 @@ def _beyond_capacity(observation: Observation, views: dict[JobId, JobView], answ
 def _collapsed(question: AskPolicy, answer: Decision) -> str | None:
     if any(allocation for _, allocation in answer.allocations):
         return None
-    budget = TentativePlacement(question.observation, question.keep_running)
+    if question.rebuild:
+        return None
+    budget = TentativePlacement(question.observation, question.keep_running, question.placement)
     for view in by_arrival(question.observation.jobs):
         least = view.minimum
         if budget.allocation(view.job_id) or budget.grant(view.job_id, least.workers, least.ps):

@@ -80,35 +80,6 @@ class Heuristic(ABC):
         """Spend what the minima left; `admitted` is in the order of admission."""
 
 
-class _OneAfterTheOther(Heuristic):
-    """Grows the first job as far as it goes, then the next."""
-
-    def _grow(self, observation: Observation, admitted: Sequence[JobView], budget: Budget) -> None:
-        for view in admitted:
-            step = bundle(view, budget.allocation(view.job_id))
-            while step and budget.grant(view.job_id, step.workers, step.ps):
-                step = bundle(view, budget.allocation(view.job_id))
-
-
-class Fifo(_OneAfterTheOther):
-    """First come, first served."""
-
-    name = "fifo"
-
-    def _order(self, observation: Observation, views: Sequence[JobView]) -> Sequence[JobView]:
-        return views
-
-
-class Srtf(_OneAfterTheOther):
-    """Shortest remaining time first."""
-
-    name = "srtf"
-
-    def _order(self, observation: Observation, views: Sequence[JobView]) -> Sequence[JobView]:
-        remaining_s = remaining_times_s(observation)
-        return sorted(views, key=lambda view: (remaining_s[view.job_id], view.arrived_s, view.job_id))
-
-
 def remaining_times_s(observation: Observation) -> dict[str, float]:
     """How long each job would still take at its best observed speed.
 

@@ -72,7 +72,7 @@ def test_when_the_policy_fails_the_heuristic_decides_with_the_whole_budget() -> 
     alone = heuristic("drf").decide(SEEN, TentativePlacement(SEEN))
     assert decision.allocations == alone.allocations
     assert decision.policy == "drf"
-    assert decision.fallback == "policy failing (version 4): ZeroDivisionError: rate of an empty slot"
+    assert decision.fallback.startswith("policy failing (version 4): ZeroDivisionError: rate of an empty slot")
 
 
 def test_a_good_answer_is_passed_on_unmarked() -> None:

@@ -72,12 +72,16 @@ def simulated(job: TraceJob, shape: Shape) -> SimulatedJob:
             "give the shape more GPUs for each node",
         )
     elastic = shape.elastic
-    epochs = job.duration_s if elastic is None else job.duration_s * count**elastic.exponent
+    workers = _range(count, elastic)
+    epochs, expected_s = job.duration_s, job.duration_s
+    if elastic is not None:
+        epochs = job.duration_s * count**elastic.exponent
+        expected_s = epochs / workers.minimum**elastic.exponent
     spec = JobSpec(
         job_id=JobId(job.job_id),
         name=job.job_id,
         run=RIGID if elastic is None else ELASTIC,
-        workers=_range(count, elastic),
+        workers=workers,
         ps=NO_TASKS,
         worker_demand=_demand(gpus, _each(job.cpus, count), _each(job.memory_gib, count), shape),
         ps_demand=NOTHING,
@@ -86,6 +90,8 @@ def simulated(job: TraceJob, shape: Shape) -> SimulatedJob:
         queue=job.vc or "default",
         user=job.user,
         accelerators=job.accelerators,
+        expected_s=expected_s,
+        deadline_s=job.deadline_s,
         submitted_s=job.submit_s,
     )
     return SimulatedJob(spec, epochs, ClusterName(job.cluster), shape.data_gib)

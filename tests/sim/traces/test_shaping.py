@@ -33,11 +33,12 @@ def test_a_job_becomes_whole_nodes_or_a_part_of_one(
 
 def test_a_rigid_job_runs_as_long_as_in_the_trace_and_only_with_its_whole_gang() -> None:
     """This is what makes a simulation comparable with other simulators' job by job."""
-    job = simulated(TraceJob("a", 7, 3890, 16, cluster="east", vc="vcX", user="u1"), Shape())
+    job = simulated(TraceJob("a", 7, 3890, 16, cluster="east", vc="vcX", user="u1", deadline_s=9000), Shape())
 
     assert (job.spec.workers, job.spec.ps, job.spec.worker_demand.gpu_milli) == (Range(2, 2), Range(0, 0), 8000)
     assert (job.spec.submitted_s, job.spec.epochs, job.epochs, job.origin) == (7, 3890, 3890, "east")
     assert (job.spec.queue, job.spec.user, job.spec.job_type) == ("vcX", "u1", "rigid")
+    assert (job.spec.expected_s, job.spec.deadline_s) == (3890, 9000)
     assert RigidSpeed().epochs(job, Setting(Allocation(2, 0)), 3890) == job.epochs
     assert RigidSpeed().epochs(job, Setting(Allocation(1, 0)), 3890) == 0
 
@@ -48,6 +49,7 @@ def test_an_elastic_job_takes_its_time_on_as_many_workers_as_it_had_and_less_on_
     speed = ElasticSpeed(exponent=0.5)
 
     assert job.spec.workers == Range(1, 8)
+    assert job.spec.expected_s == 2000
     assert speed.epochs(job, Setting(Allocation(4, 0)), 1000) == pytest.approx(job.epochs)
     assert speed.epochs(job, Setting(Allocation(1, 0)), 2000) == pytest.approx(job.epochs)
     assert speed.epochs(job, Setting(Allocation(9, 0)), 1) == speed.epochs(job, Setting(Allocation(8, 0)), 1)

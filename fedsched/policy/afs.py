@@ -63,6 +63,15 @@ def preferred(one: Candidate, other: Candidate) -> Candidate:
     return later if gain > (sooner.next_speed - sooner.speed) / sooner.speed else sooner
 
 
+def chosen(candidates: Sequence[Candidate]) -> int:
+    """The position of the one that should have the next unit: what a fold over them in this order keeps."""
+    best = 0
+    for position in range(1, len(candidates)):
+        if preferred(candidates[best], candidates[position]) is candidates[position]:
+            best = position
+    return best
+
+
 class Afs:
     """The next unit to the job where it lowers the mean completion time most."""
 
@@ -81,10 +90,7 @@ class Afs:
         found = (candidate(view, budget.allocation(view.job_id), curves[view.job_type]) for view in views)
         candidates = [entry for entry in found if entry]
         while candidates:
-            best = 0
-            for position in range(1, len(candidates)):
-                if preferred(candidates[best], candidates[position]) is candidates[position]:
-                    best = position
+            best = chosen(candidates)
             view, step = candidates[best].view, candidates[best].step
             granted = budget.grant(view.job_id, step.workers, step.ps)
             after = candidate(view, budget.allocation(view.job_id), curves[view.job_type]) if granted else None

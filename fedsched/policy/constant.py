@@ -55,10 +55,11 @@ class Constant:
         return not (workers or ps) or budget.grant(view.job_id, workers, ps)
 
     def _give_step(self, view: JobView, budget: Budget) -> bool:
-        """One step towards the goal: the minimum first, then a task of each role that is still missing."""
+        """One step towards the goal: the minimum first, then a task of each role, or of one where only that fits."""
         goal, have = self._goal(view), budget.allocation(view.job_id)
         if have.workers < view.minimum.workers or have.ps < view.minimum.ps:
-            step = next_step(view, have)
+            steps = [next_step(view, have)]
         else:
-            step = Allocation(int(have.workers < goal.workers), int(have.ps < goal.ps))
-        return bool(step) and budget.grant(view.job_id, step.workers, step.ps)
+            worker, ps = int(have.workers < goal.workers), int(have.ps < goal.ps)
+            steps = [Allocation(worker, ps), Allocation(worker, 0), Allocation(0, ps)]
+        return any(step and budget.grant(view.job_id, step.workers, step.ps) for step in steps)

@@ -14,9 +14,8 @@ from fedsched.core.decision import Observation, Policy
 from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.placement import TentativePlacement
 from fedsched.core.resources import Resources
-from fedsched.policy import checkpoint, guardrail
+from fedsched.policy import checkpoint, guardrail, plugins
 from fedsched.policy.dl2 import DL2, Shape, initial
-from fedsched.policy.registry import HEURISTICS, heuristic
 from tests.policy.observations import observations
 
 BUILTIN = checkpoint.load(checkpoint.BUILTIN)
@@ -30,10 +29,17 @@ def fresh(name: str) -> Policy:
         return DL2(BUILTIN.arrays, shape=BUILTIN.shape, explore=False)
     if name == "dl2-small-window":
         return DL2(initial(SMALL, 0), shape=SMALL)
-    return heuristic(name)
+    return plugins.make(name.partition("-")[0], OPTIONS.get(name, {}))
 
 
-every_policy = pytest.mark.parametrize("name", [*sorted(HEURISTICS), "dl2", "dl2-greedy", "dl2-small-window"])
+OPTIONS: dict[str, dict[str, object]] = {
+    "constant-big": {"workers": 3, "ps": 16},
+    "gavel_maxmin-alike": {"aware": False, "replan_slots": 1},
+    "tetris-packing": {"weight": 0.0},
+    "themis-unfair": {"fairness": 0.0},
+}
+NAMES = sorted({*plugins.available(), *OPTIONS, "dl2-greedy", "dl2-small-window"})
+every_policy = pytest.mark.parametrize("name", NAMES)
 
 
 def used_per_node(seen: Observation, budget: TentativePlacement) -> dict[str, Resources]:

@@ -53,16 +53,18 @@ class Las2d(Discipline):
         self._discount: dict[JobId, float] = {}
         """Service that a promotion has wiped out."""
         self._waiting_since_s: dict[JobId, float] = {}
-        self._moved_s = -math.inf
+        self._asked_s = -math.inf
 
     def _keys(self, observation: Observation) -> list[Key]:
         views = {view.job_id: view for view in by_arrival(observation.jobs)}
-        self._follow(views)
+        later = observation.time_s > self._asked_s  # asked twice at one time, nothing moves twice
+        self._asked_s = observation.time_s
+        if later:
+            self._follow(views)
         for view in views.values():
             if view.job_id not in self._level:
                 self._put(view.job_id, 0, bool(view.placement))
-        if observation.time_s > self._moved_s:
-            self._moved_s = observation.time_s  # asked twice at one time, nobody falls twice
+        if later:
             for view in views.values():
                 self._move(view, observation.time_s)
         return [(float(self._level[view.job_id]), float(self._position(view.job_id))) for view in observation.jobs]

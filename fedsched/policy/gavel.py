@@ -16,7 +16,8 @@ Departures, most of them because this runs live:
 
 * no packing of two jobs on one accelerator;
 * capacity counts every resource of the nodes of a type, not accelerators alone;
-* a gang is the job's minimum; what the gangs leave lets the running jobs grow on their type, in turn;
+* a gang is the job's minimum; what the gangs leave lets the running jobs grow on their type, in turn. A gang that no
+  type can hold has no share, and runs over several types where the others leave room for it;
 * shares are computed anew when jobs, nodes or estimates change, but every `replan_slots` at the soonest, counted in
   rounds, not seconds. A job that came meanwhile gets what the others leave;
 * optima are rarely unique, and a corner of the optimal face gives equal jobs unequal shares. The analytic centre of the
@@ -228,10 +229,12 @@ class _Round:
                 self.chosen[view.job_id] = under[0]
 
     def fill(self, order: Sequence[int]) -> None:
-        """Start the most urgent jobs on each type, then let the running ones grow in turn."""
+        """Start the most urgent jobs on each type, then those that fit on none, then let all grow in turn."""
         for column in order:
             for row in self._queue(column):
-                self._start(row, column)
+                self._start(self._views[row], self._types.names[column])
+        for row in np.flatnonzero(~self._speeds.any(axis=1)).tolist():
+            self._start(self._views[row], "")
         urgency = self._lag.max(axis=1, initial=0.0)
         ranked = sorted(range(len(self._views)), key=lambda row: (-self._views[row].priority, -urgency[row]))
         growing = [view for row in ranked if self._budget.allocation((view := self._views[row]).job_id)]
@@ -243,10 +246,9 @@ class _Round:
         able = [row for row in range(len(self._views)) if self._speeds[row, column] > 0]
         return sorted(able, key=lambda row: (-self._views[row].priority, -self._lag[row, column]))
 
-    def _start(self, row: int, column: int) -> None:
-        view = self._views[row]
+    def _start(self, view: JobView, kind: str) -> None:
         if not self._budget.allocation(view.job_id):
-            least, kind = view.minimum, self._types.names[column]
+            least = view.minimum
             if self._budget.grant(view.job_id, least.workers, least.ps, kind):
                 self.chosen[view.job_id] = kind
 

@@ -11,7 +11,7 @@ from fedsched.core.decision import Budget, Decision, Observation, Policy
 from fedsched.policy import registry
 from fedsched.policy.dl2 import DL2
 from fedsched.sim.workload import draw_scenario
-from fedsched.sim.world import World
+from fedsched.sim.world import run_scenario
 
 BASELINE = "fifo"
 """Costs are told as ratios to this policy, in the same run: machines differ, ratios less so."""
@@ -57,7 +57,7 @@ def measure(scenarios: int) -> tuple[Cost, ...]:
         begun_s = time.process_time()
         slots = jobs = 0
         for seed in range(scenarios):
-            result = World(draw_scenario(seed), policy, registry.heuristic("drf")).run()
+            result = run_scenario(draw_scenario(seed), policy, registry.heuristic("drf"))
             slots, jobs = slots + result.slots, jobs + len(result.outcomes)
         cpu_s = time.process_time() - begun_s
         cuts = quantiles(policy.took_ms, n=100)

@@ -6,32 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from fedsched.core.cluster import Node
 from fedsched.core.commands import AdoptJobs, ExecutorCommand, ScaleJob, StartJob, StopJob
 from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported
-from fedsched.core.ids import JobId
-from fedsched.core.job import JobSpec, Placement, Progress, Reason, allocation_of
-from fedsched.policy.optimus import SpeedCurve
+from fedsched.core.ids import JobId, NodeName
+from fedsched.core.job import Placement, Progress, Reason, allocation_of
 from fedsched.runtime.ports import Post
 from fedsched.sim.clock import VirtualClock
-
-
-@dataclass(frozen=True, slots=True)
-class VerbCosts:
-    """How long orders take. A job makes no progress while it starts, resizes or stops."""
-
-    start_s: float = 1.0
-    scale_s: float = 0.2
-    stop_s: float = 0.5
+from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.speeds.costs import Costs, VerbCosts
 
 
 @dataclass(slots=True)
-class _SimulatedJob:
-    spec: JobSpec
+class _Running:
+    job: SimulatedJob
     attempt: int
     placement: Placement
     epochs: float
     """Done up to `since_s`."""
     since_s: float
+    costs: VerbCosts
+    setting: Setting
     training: bool = False
     version: int = 0
     """Grows with every change, so that what was planned before it is void."""
@@ -41,20 +36,41 @@ class SimulatedExecutor:
     """Carries orders out in virtual time and posts what a real executor would.
 
     A job restarted after a stop goes on where it was: its checkpoint is always complete.
+
+    Args:
+        post: takes events, at any time, also while an order is given.
+        truth: the jobs as they really are.
+        speeds: how fast they train.
+        nodes: of the cluster, by name.
+        costs: how long orders take; a job makes no progress meanwhile.
+        pace_s: the time over which speeds are asked for; the length of a slot, say.
+        crowded: whether a job's speed depends on who else is on its nodes.
     """
 
     def __init__(
-        self, clock: VirtualClock, post: Post, speeds: Mapping[str, SpeedCurve], costs: VerbCosts | None = None
+        self,
+        clock: VirtualClock,
+        post: Post,
+        truth: Mapping[JobId, SimulatedJob],
+        speeds: SpeedModel,
+        nodes: Mapping[NodeName, Node],
+        *,
+        costs: Costs,
+        pace_s: float = 1.0,
+        crowded: bool = False,
     ) -> None:
         self._clock = clock
         self._post = post
+        self._truth = truth
         self._speeds = speeds
-        self._costs = costs or VerbCosts()
-        self._jobs: dict[JobId, _SimulatedJob] = {}
+        self._nodes = nodes
+        self._costs = costs
+        self._pace_s = pace_s
+        self._crowded = crowded
+        self._jobs: dict[JobId, _Running] = {}
         self._checkpoints: dict[JobId, float] = {}
         self._obeyed = (0, 0)
-        self.held_cpu_s = 0.0
-        """CPU seconds that tasks held, starts, resizes and stops included; complete once all jobs are over."""
+        self._accelerators = {node.accelerator for node in nodes.values()}
 
     def submit(self, command: ExecutorCommand) -> None:
         """Begin to carry an order out; one of an older term, or one seen before, is ignored."""
@@ -73,103 +89,134 @@ class SimulatedExecutor:
             case _:
                 assert_never(command)
 
-    def report(self) -> None:
-        """Post the progress of every job that trains."""
+    def report(self) -> list[ProgressReported]:
+        """The progress of every job that trains."""
+        now_s, reports = self._clock.now_s, []
         for job_id in sorted(self._jobs):
-            job = self._jobs[job_id]
-            if job.training:
-                self._settle(job)
-                self._post(ProgressReported(self._clock.now_s, job_id, job.attempt, Progress(epochs=job.epochs)))
+            running = self._jobs[job_id]
+            if running.training:
+                self._settle(running)
+                reports.append(ProgressReported(now_s, job_id, running.attempt, Progress(epochs=running.epochs)))
+        return reports
 
     def close(self) -> None:
         """Nothing to let go of."""
 
+    def forget(self, job_id: JobId) -> None:
+        """The job is over for good: its checkpoint can go."""
+        self._checkpoints.pop(job_id, None)
+
     def _start(self, command: StartJob) -> None:
-        job_id = command.spec.job_id
-        done = self._checkpoints.get(job_id, 0.0)
-        job = _SimulatedJob(command.spec, command.attempt, command.placement, done, self._clock.now_s)
-        self._jobs[job_id] = job
+        job = self._truth[command.spec.job_id]
+        costs = self._costs.of(command.spec.job_type)
+        done = self._checkpoints.get(command.spec.job_id, 0.0)
+        running = _Running(
+            job, command.attempt, command.placement, done, self._clock.now_s, costs, self._setting(command.placement)
+        )
+        self._jobs[command.spec.job_id] = running
+        if self._crowded:
+            self._disturb(command.placement)
+        self._later(running, costs.start_s, self._started)
 
-        def started() -> None:
-            self._train(job)
-            self._post(JobStarted(self._clock.now_s, job_id, job.attempt))
-
-        self._later(job, self._costs.start_s, started)
+    def _started(self, running: _Running) -> None:
+        self._train(running)
+        self._post(JobStarted(self._clock.now_s, running.job.spec.job_id, running.attempt))
 
     def _scale(self, command: ScaleJob) -> None:
-        job = self._jobs.get(command.job_id)
-        if job is None or job.attempt != command.attempt:
+        running = self._jobs.get(command.job_id)
+        if running is None or running.attempt != command.attempt:
             return
-        self._pause(job)
+        self._pause(running)
+        self._later(running, running.costs.scale_s, self._scaled, command.placement)
 
-        def scaled() -> None:
-            self._settle(job)
-            job.placement = command.placement
-            self._train(job)
-            now_s = self._clock.now_s
-            self._post(JobScaled(now_s, command.job_id, job.attempt, job.placement, self._costs.scale_s))
-
-        self._later(job, self._costs.scale_s, scaled)
+    def _scaled(self, running: _Running, placement: Placement) -> None:
+        before, running.placement = running.placement, placement
+        running.setting = self._setting(placement)
+        self._train(running)
+        job_id, now_s = running.job.spec.job_id, self._clock.now_s
+        self._post(JobScaled(now_s, job_id, running.attempt, placement, running.costs.scale_s))
+        if self._crowded:
+            self._disturb((*before, *placement))
 
     def _stop(self, command: StopJob) -> None:
-        job = self._jobs.get(command.job_id)
-        if job is None or job.attempt != command.attempt:
+        running = self._jobs.get(command.job_id)
+        if running is None or running.attempt != command.attempt:
             return
-        self._pause(job)
-        self._later(job, self._costs.stop_s, lambda: self._end(job, command.reason))
+        self._pause(running)
+        self._later(running, running.costs.stop_s, self._end, command.reason)
 
     def _adopt(self, command: AdoptJobs) -> None:
+        now_s = self._clock.now_s
         for spec, attempt in command.jobs:
-            job = self._jobs.get(spec.job_id)
-            if job is not None and job.attempt == attempt:
-                self._post(JobAdopted(self._clock.now_s, spec.job_id, attempt, job.placement))
+            running = self._jobs.get(spec.job_id)
+            if running is not None and running.attempt == attempt:
+                self._post(JobAdopted(now_s, spec.job_id, attempt, running.placement))
             else:
-                message = "no task of it exists"
-                self._post(JobExited(self._clock.now_s, spec.job_id, attempt, Reason.LOST, message))
+                self._post(JobExited(now_s, spec.job_id, attempt, Reason.LOST, "no task of it exists"))
 
-    def _settle(self, job: _SimulatedJob) -> None:
+    def _setting(self, placement: Placement) -> Setting:
+        names = {entry.node for entry in placement}
+        kinds = self._accelerators
+        if len(kinds) > 1:
+            kinds = {self._nodes[name].accelerator for name in names if name in self._nodes}
+        neighbours = self._neighbours(names) - len(placement) if self._crowded else 0
+        return Setting(allocation_of(placement), min(kinds, default=""), len(names), max(0, neighbours))
+
+    def _neighbours(self, names: set[NodeName]) -> int:
+        return sum(entry.node in names for running in self._jobs.values() for entry in running.placement)
+
+    def _disturb(self, placement: Placement) -> None:
+        """Who shares these nodes has more or fewer neighbours now."""
+        names = {entry.node for entry in placement}
+        for job_id in sorted(self._jobs):
+            running = self._jobs[job_id]
+            if running.training and any(entry.node in names for entry in running.placement):
+                self._settle(running)
+                running.setting = self._setting(running.placement)
+                self._train(running)
+
+    def _settle(self, running: _Running) -> None:
         """Bring the job's progress up to now."""
-        if job.training:
-            done = (self._clock.now_s - job.since_s) * self._speed(job)
-            job.epochs = min(job.spec.epochs, job.epochs + done)
-        held = job.spec.demand_of(allocation_of(job.placement))
-        self.held_cpu_s += held.cpu_milli / 1000 * (self._clock.now_s - job.since_s)
-        job.since_s = self._clock.now_s
+        now_s = self._clock.now_s
+        if running.training and now_s > running.since_s:
+            done = self._speeds.epochs(running.job, running.setting, now_s - running.since_s)
+            running.epochs = min(running.job.epochs, running.epochs + done)
+        running.since_s = now_s
 
-    def _speed(self, job: _SimulatedJob) -> float:
-        return self._speeds[job.spec.job_type](allocation_of(job.placement))
+    def _pause(self, running: _Running) -> None:
+        self._settle(running)
+        running.training = False
+        running.version += 1
 
-    def _pause(self, job: _SimulatedJob) -> None:
-        self._settle(job)
-        job.training = False
-        job.version += 1
+    def _train(self, running: _Running) -> None:
+        running.since_s = self._clock.now_s
+        running.training = True
+        running.version += 1
+        pace = self._speeds.epochs(running.job, running.setting, self._pace_s)
+        if pace > 0:
+            self._later(running, (running.job.epochs - running.epochs) / pace * self._pace_s, self._finish)
 
-    def _train(self, job: _SimulatedJob) -> None:
-        self._settle(job)
-        job.training = True
-        job.version += 1
-        self._later(job, (job.spec.epochs - job.epochs) / self._speed(job), lambda: self._finish(job))
+    def _finish(self, running: _Running) -> None:
+        # Exactly the true length: the sum of its parts may miss it by a rounding error.
+        running.training, running.epochs = False, running.job.epochs
+        self._end(running, Reason.FINISHED)
 
-    def _finish(self, job: _SimulatedJob) -> None:
-        self._settle(job)
-        # Exactly the declared length: the sum of its parts may miss it by a rounding error.
-        job.training, job.epochs = False, job.spec.epochs
-        self._end(job, Reason.FINISHED)
-
-    def _end(self, job: _SimulatedJob, reason: Reason) -> None:
-        job_id = job.spec.job_id
-        self._settle(job)
-        job.version += 1
-        self._checkpoints[job_id] = job.epochs
+    def _end(self, running: _Running, reason: Reason) -> None:
+        job_id = running.job.spec.job_id
+        running.version += 1
+        self._checkpoints[job_id] = running.epochs
         del self._jobs[job_id]
-        self._post(JobExited(self._clock.now_s, job_id, job.attempt, reason, "simulated", Progress(epochs=job.epochs)))
+        progress = Progress(epochs=running.epochs)
+        self._post(JobExited(self._clock.now_s, job_id, running.attempt, reason, "simulated", progress))
+        if self._crowded:
+            self._disturb(running.placement)
 
-    def _later(self, job: _SimulatedJob, delay_s: float, action: Callable[[], None]) -> None:
+    def _later(self, running: _Running, delay_s: float, action: Callable[..., None], *arguments: object) -> None:
         """Plan the job's next change; it is dropped if another change comes first."""
-        planned_at = job.version
+        self._clock.after(delay_s, self._act, running, running.version, action, arguments)
 
-        def act() -> None:
-            if job.version == planned_at:
-                action()
-
-        self._clock.after(delay_s, act)
+    def _act(
+        self, running: _Running, planned_at: int, action: Callable[..., None], arguments: tuple[object, ...]
+    ) -> None:
+        if running.version == planned_at:
+            action(running, *arguments)

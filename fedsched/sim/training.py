@@ -12,7 +12,7 @@ from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Shape, initial
 from fedsched.policy.registry import heuristic
 from fedsched.sim.workload import draw_scenario
-from fedsched.sim.world import World
+from fedsched.sim.world import run_scenario
 
 HELD_OUT_OFFSET = 50_000
 """Held-out scenarios are drawn from seeds this far from those of training."""
@@ -93,5 +93,5 @@ def _watch(teacher: str, shape: Shape, first_seed: int, scenarios: int) -> tuple
 
 
 def _average_jct_s(policy: Policy, fallback: Policy, first_seed: int, scenarios: int) -> float:
-    results = [World(draw_scenario(first_seed + index), policy, fallback).run() for index in range(scenarios)]
+    results = [run_scenario(draw_scenario(first_seed + index), policy, fallback) for index in range(scenarios)]
     return sum(result.average_jct_s for result in results) / len(results)

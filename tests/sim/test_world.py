@@ -21,12 +21,16 @@ from fedsched.policy import checkpoint
 from fedsched.policy.dl2 import DL2, Shape, initial
 from fedsched.policy.registry import HEURISTICS, heuristic
 from fedsched.sim.clock import VirtualClock
-from fedsched.sim.executor import SimulatedExecutor, VerbCosts
+from fedsched.sim.cluster import Rules
+from fedsched.sim.executor import SimulatedExecutor
+from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.speed import SPEEDS
+from fedsched.sim.speeds.analytic import AnalyticSpeeds
+from fedsched.sim.speeds.costs import Costs
 from fedsched.sim.workload import Scenario, draw_scenario
-from fedsched.sim.world import World
+from fedsched.sim.world import run_scenario
 
-FREE = VerbCosts(start_s=0.0, scale_s=0.0, stop_s=0.0)
+FREE = Rules(10.0, store_s=0.0)
 
 
 def spec(name: str, *, workers: Range, ps: Range, epochs: float, submitted_s: float = 0.0) -> JobSpec:
@@ -38,7 +42,7 @@ def test_a_lone_job_takes_exactly_as_long_as_its_speed_says() -> None:
     """Every comparison of policies rests on this clock."""
     alone = spec("a", workers=Range(2, 2), ps=Range(1, 1), epochs=12.0)
     scenario = Scenario((Node(NodeName("n"), Resources(4000, 4000)),), (alone,), 10.0)
-    result = World(scenario, heuristic("fifo"), heuristic("fifo"), costs=FREE, store_s=0.0, check=True).run()
+    result = run_scenario(scenario, heuristic("fifo"), heuristic("fifo"), rules=FREE, check=True)
     assert result.complete
     assert result.outcomes[0].jct_s == pytest.approx(12.0 / SPEEDS["cnn"](Allocation(2, 1)))
 
@@ -50,11 +54,11 @@ def test_starting_and_resizing_cost_the_time_they_take() -> None:
     scenario = Scenario((Node(NodeName("n"), Resources(5000, 5000)),), (long, late), 10.0)
     times_s = []
     for scale_s in (0.0, 3.0):
-        costs = VerbCosts(start_s=0.0, scale_s=scale_s, stop_s=0.0)
-        result = World(scenario, heuristic("fifo"), heuristic("fifo"), costs=costs, store_s=0.0, check=True).run()
+        rules = Rules(10.0, store_s=0.0, costs=Costs("free", fixed={"scale_s": scale_s}))
+        result = run_scenario(scenario, heuristic("fifo"), heuristic("fifo"), rules=rules, check=True)
         assert result.complete
-        assert result.outcomes[0].resizes == 2
-        times_s.append(result.outcomes[0].jct_s or 0.0)
+        assert result.outcomes[0].status.resizes == 2
+        times_s.append(result.outcomes[0].jct_s)
     # Two pauses of 3 s; the first replaces time in which the job would have run with fewer workers.
     assert times_s[0] + 3.0 < times_s[1] <= times_s[0] + 6.0
 
@@ -63,16 +67,16 @@ def test_starting_and_resizing_cost_the_time_they_take() -> None:
 def test_every_heuristic_brings_every_job_to_its_end(name: str) -> None:
     """With all invariants checked after every event."""
     for seed in range(2):
-        result = World(draw_scenario(seed, jobs=10), heuristic(name), heuristic("drf"), check=True).run()
+        result = run_scenario(draw_scenario(seed, jobs=10), heuristic(name), heuristic("drf"), check=True)
         assert result.complete
-        assert all((outcome.jct_s or 0) > 0 for outcome in result.outcomes)
+        assert all(outcome.jct_s > 0 for outcome in result.outcomes)
 
 
 def test_knowing_how_jobs_scale_pays() -> None:
     """Optimus learns speeds from what every policy is shown; if it won nothing, what is shown would be wrong."""
 
     def average(name: str) -> float:
-        runs = [World(draw_scenario(seed), heuristic(name), heuristic("drf")).run() for seed in range(4)]
+        runs = [run_scenario(draw_scenario(seed), heuristic(name), heuristic("drf")) for seed in range(4)]
         return sum(run.average_jct_s for run in runs) / len(runs)
 
     assert average("optimus") < 0.9 * average("drf")
@@ -94,7 +98,7 @@ def test_rewards_add_up_to_one_per_job_and_choices_become_transitions() -> None:
     """Progress paid twice or not at all would teach the policy to love or hate certain jobs."""
     learner = _Ledger()
     policy = DL2(initial(Shape(), 0), seed=1)
-    result = World(draw_scenario(3, jobs=8), policy, heuristic("drf"), learner=learner).run()
+    result = run_scenario(draw_scenario(3, jobs=8), policy, heuristic("drf"), learner=learner)
 
     assert result.complete
     by_job: dict[JobId, float] = {}
@@ -112,7 +116,7 @@ def test_the_shipped_policy_is_as_good_as_its_teacher_on_clusters_it_never_saw()
     shipped = checkpoint.load(checkpoint.BUILTIN)
 
     def total_jct_s(policy: Policy) -> float:
-        runs = [World(draw_scenario(90_000 + seed), policy, heuristic("drf")).run() for seed in range(4)]
+        runs = [run_scenario(draw_scenario(90_000 + seed), policy, heuristic("drf")) for seed in range(4)]
         return sum(run.average_jct_s for run in runs)
 
     assert total_jct_s(DL2(shipped.arrays, shape=shipped.shape)) < 1.1 * total_jct_s(heuristic("drf"))
@@ -121,8 +125,9 @@ def test_the_shipped_policy_is_as_good_as_its_teacher_on_clusters_it_never_saw()
 def test_an_order_seen_before_or_of_an_older_term_changes_nothing() -> None:
     """A retried start must not start twice."""
     clock, posted = VirtualClock(), list[Event]()
-    executor = SimulatedExecutor(clock, posted.append, SPEEDS)
     job = spec("a", workers=Range(1, 1), ps=Range(0, 0), epochs=1.0)
+    truth = {job.job_id: SimulatedJob(job, job.epochs)}
+    executor = SimulatedExecutor(clock, posted.append, truth, AnalyticSpeeds(SPEEDS), {}, costs=Costs("free"))
     placement = (TaskPlacement(task_name(Role.WORKER, 0), NodeName("n")),)
     executor.submit(StartJob(2, 5, job, 1, placement))
     executor.submit(StartJob(2, 5, job, 1, placement))
@@ -140,11 +145,11 @@ from fedsched.policy.dl2 import DL2
 from fedsched.policy.registry import HEURISTICS, heuristic
 from fedsched.sim.training import warm_up
 from fedsched.sim.workload import draw_scenario
-from fedsched.sim.world import World
+from fedsched.sim.world import run_scenario
 
 shipped = checkpoint.load(checkpoint.BUILTIN)
 for policy in [*(heuristic(name) for name in sorted(HEURISTICS)), DL2(shipped.arrays, shape=shipped.shape)]:
-    print(policy.name, World(draw_scenario(7, jobs=5), policy, heuristic("drf")).run().digest)
+    print(policy.name, run_scenario(draw_scenario(7, jobs=5), policy, heuristic("drf")).digest)
 made = warm_up(teacher="optimus", seed=5, steps=15, scenarios=1, held_out=1, command="test")
 made.checkpoint.save(__import__("pathlib").Path(sys.argv[1]))
 """

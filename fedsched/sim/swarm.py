@@ -1,0 +1,85 @@
+"""Runs small worlds in which everything goes wrong, each drawn from a seed, under the eyes of all judges."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from fedsched.core.events import Event
+from fedsched.core.ids import stream
+from fedsched.policy.registry import HEURISTICS, heuristic
+from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
+from fedsched.sim.judges import Judges
+from fedsched.sim.results import Collector
+from fedsched.sim.workload import Scenario, draw_scenario
+from fedsched.sim.world import CLUSTER, World
+
+JOBS = 10
+PLANNED_S = 300.0
+"""Faults fall into the first so many seconds."""
+SLOTS_MAX = 1_500
+"""Far more than any of these runs needs: who has not finished until then waits for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one seed."""
+
+    seed: int
+    policy: str
+    plan: FaultPlan
+    steps: int
+    """Events that the cluster's scheduler handled."""
+    digest: str
+    """Of the run's whole story; empty where it did not come to its end."""
+    problem: str = ""
+    """The promise that was broken, and where; empty where none was."""
+
+    @property
+    def command(self) -> str:
+        """What shows it again."""
+        return f"fedsched sim swarm --first {self.seed} --seeds 1"
+
+
+def judge_seed(seed: int) -> Verdict:
+    """Draw a cluster, jobs, a policy and a fault plan from the seed, and run it all. The same seed, the same verdict."""
+    scenario = draw_scenario(seed, jobs=JOBS)
+    plan = draw_plan(seed, scenario.nodes, scenario.jobs, PLANNED_S)
+    name = HEURISTICS[int(stream(seed, "swarm/policy").random() * len(HEURISTICS))]
+    steps = _Steps()
+    digest, problem = "", ""
+    try:
+        digest = _run(scenario, plan, name, steps)
+    except Exception as error:  # Whatever breaks is what is looked for.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__} in {frame.name}: {error}"
+    return Verdict(seed, name, plan, steps.count, digest, problem)
+
+
+def _run(scenario: Scenario, plan: FaultPlan, name: str, steps: _Steps) -> str:
+    judges, collector = Judges(), Collector()
+    world = World(
+        scenario,
+        FaultyPolicy(heuristic(name), plan),
+        heuristic("drf"),
+        check=True,
+        slots_max=SLOTS_MAX,
+        observers=(steps.observe, judges.on(CLUSTER, scenario.nodes), collector.on(CLUSTER, scenario.nodes)),
+        faults=Faults(plan),
+    )
+    digest = world.run().digest
+    judges.close(collector.jobs(steps.now_s), steps.now_s, submitted=len(scenario.jobs))
+    return digest
+
+
+class _Steps:
+    """Counts events."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.now_s = 0.0
+
+    def observe(self, event: Event, commands: object) -> None:
+        """Count one."""
+        self.count += 1
+        self.now_s = event.time_s

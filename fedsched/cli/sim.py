@@ -120,7 +120,7 @@ def run(
     else:
         assert trace is not None
         plan = _trace_plan(trace, form, nodes, gpus_per_node, clock, slot_length, placement)
-        plan = _adjusted(plan, policies, seeds, seed)
+        plan = _adjusted(plan, policies or "fifo", seeds, seed)
     files = Files(per_job, parquet, html)
     carry_out([plan], files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON)
 

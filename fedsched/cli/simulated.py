@@ -89,10 +89,9 @@ def carry_out(
         Failed: some runs are partial. Everything is printed and written before.
     """
     files.refuse_missing_folders()
-    for plan in plans:
-        _tell_load(plan)
+    jobs = {plan.name: _tell_load(plan) for plan in plans}
     requests = [
-        Request(plan.name, plan.experiment, label, seed, check)
+        Request(plan.name, plan.experiment, label, seed, jobs[plan.name], check)
         for plan in plans
         for label in plan.policies
         for seed in plan.seeds
@@ -109,14 +108,18 @@ def carry_out(
     _refuse_partial(plans, runs, check=check)
 
 
-def _tell_load(plan: Plan) -> None:
-    """What comes to the clusters with the first seed; also finds out whether jobs and policies can be made at all."""
+def _tell_load(plan: Plan) -> int:
+    """What comes to the clusters with the first seed, and how many jobs that are.
+
+    Also finds out whether jobs and policies can be made at all, before anything runs.
+    """
     for label in plan.policies:
         running.make_policy(plan.experiment.policies[label], plan.experiment.seed)
-    load = running.load_of(running.draw(plan.experiment, plan.experiment.seed))
+    load = running.load_of(plan.experiment)
     length = f"slots of {plan.experiment.slot_length_s:g} s"
     clock = length if plan.experiment.clock == "slots" else "exact times"
     typer.echo(f"{plan.name}: {clock}; seed {plan.experiment.seed}: {load}", err=True)
+    return load.jobs
 
 
 @contextmanager

@@ -20,13 +20,15 @@ from pydantic import (
 )
 
 from fedsched.config import CPUS_MAX, KIND, MEMORY_MAX_GB, Name, NodeConfig, PolicyConfig, Tree, load, parse, read
+from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node
 from fedsched.core.job import Allocation
 from fedsched.core.packing import pack
 from fedsched.errors import InvalidConfiguration, InvalidInput
+from fedsched.sim.cluster import Rules
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.ports import SpeedModel, Workload
-from fedsched.sim.speeds.config import AnalyticConfig, SpeedsConfig
+from fedsched.sim.speeds.config import AnalyticConfig, EstimatesConfig, SpeedsConfig
 from fedsched.sim.speeds.costs import CostsConfig
 from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
 from fedsched.sim.traces.formats import TraceFormat
@@ -173,6 +175,19 @@ class ExperimentConfig(Tree):
     """After as many slots nothing new starts, and jobs that wait never end."""
     costs: CostsConfig = CostsConfig(start_s=1.0, scale_s=0.2, stop_s=0.5)
     """How long the scaling verbs take; a job makes no progress meanwhile."""
+    estimates: EstimatesConfig = EstimatesConfig()
+    """How wrong schedulers are about jobs."""
+    keep_running: bool = True
+    """A running job keeps at least its minimum; false lets the policy stop it for others."""
+    placement: Rule = "spread"
+    """How nodes are chosen for new tasks."""
+    rebuild: bool = False
+    """Every slot is placed anew on an empty cluster, as in DL2's research code; the policies dl2_* need that."""
+    routing: Literal["best", "origin", "two_choices"] = "best"
+    """Which cluster a job goes to: the best by the controller's own score, where it was submitted, or the better of two
+    that are drawn, which costs the same for any number of clusters."""
+    transfer_gib_per_s: float = Field(default=1.0, gt=0)
+    """How fast a job's data moves to another cluster than its origin; it waits for that."""
     store_s: float = Field(default=0.01, ge=0)
     """How long the store takes to confirm what is written; orders wait for it."""
     on_bad_answer: Literal["stop", "fall_back"] = "stop"
@@ -189,15 +204,29 @@ class ExperimentConfig(Tree):
         self._folders.update(speeds=here, workload=there)
 
     def jobs(self) -> Workload:
-        """Where the jobs come from.
+        """Where the jobs come from, with what they declare.
 
         Raises:
             NotFound: a file that it needs is not there.
             InvalidInput: a file cannot be used.
         """
         if isinstance(self.workload, WorkloadConfig):
-            return Mix(self.workload)
-        return self.workload.workload(self._folders["workload"])
+            return self.estimates.declared(Mix(self.workload))
+        return self.estimates.declared(self.workload.workload(self._folders["workload"]))
+
+    def rules(self) -> Rules:
+        """How time passes, and what things take."""
+        return Rules(
+            slot_length_s=self.slot_length_s,
+            clock=self.clock,
+            slots_max=self.slots_max,
+            store_s=self.store_s,
+            costs=self.costs.costs(),
+            keep_running=self.keep_running,
+            placement=self.placement,
+            rebuild=self.rebuild,
+            crowded=self.speeds is not None and self.speeds.interference is not None,
+        )
 
     def speed_model(self, seed: int) -> SpeedModel:
         """How fast they really train.
@@ -223,6 +252,14 @@ class ExperimentConfig(Tree):
             raise ValueError(
                 f"slot_length_s is {self.slot_length_s:g} here and {self.workload.slot_length_s:g} in the workload, "
                 "whose jobs come at slot starts; the same was expected"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rebuilding_has_slots(self) -> ExperimentConfig:
+        if self.rebuild and self.clock == "exact":
+            raise ValueError(
+                "rebuild is true and clock is exact; a cluster is rebuilt at slot starts, so slots were expected"
             )
         return self
 
@@ -290,7 +327,10 @@ def trace_experiment(
             "format": form,
             "shape": {"gpus_per_node": None if counted else gpus_per_node},
         },
-        "policies": {"fifo": {"name": "fifo"}},
+        # Nobody passes who does not fit, as those simulators have it. Disciplines of the remaining time preempt.
+        "policies": {name: {"name": name, "options": {"blocking": True}} for name in ("fifo", "sjf")},
+        "keep_running": False,
+        "placement": "consolidate",
         "seeds": 1,
         "clock": clock,
         "slot_length_s": slot_length_s,

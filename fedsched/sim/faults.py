@@ -77,7 +77,8 @@ class FaultPlan:
         down = ", ".join(f"{outage.down_s:.1f} to {outage.up_s:.1f} s" for outage in self.outages)
         return (
             f"agent down: {down or 'never'}; {events or 'no events'}; policy: {bad or 'well'}; "
-            f"{self.late:.0%} of answers up to {self.late_s_max:.1f} s late, {self.twice:.0%} twice; writes up to {self.store_s_max:.1f} s"
+            f"answers: {self.late:.0%} up to {self.late_s_max:.1f} s late, {self.twice:.0%} twice; "
+            f"writes take up to {self.store_s_max:.1f} s"
         )
 
 
@@ -102,8 +103,8 @@ def draw_plan(seed: int, nodes: Sequence[Node], jobs: Sequence[JobSpec], until_s
     while draw() < 0.6 and len(outages) < 5:
         at_s += 0.5 + draw() * until_s / 3
         outages.append(Outage(at_s, at_s := at_s + 0.1 + draw() * 30))
-    kinds = list(BadAnswer)
-    bad = tuple((slot, kinds[int(draw() * len(kinds))]) for slot in range(round(until_s / 10)) if draw() < 0.1)
+    kinds, often = list(BadAnswer), 0.1 if draw() < 0.6 else 0.0
+    bad = tuple((slot, kinds[int(draw() * len(kinds))]) for slot in range(round(until_s / 10)) if draw() < often)
     return FaultPlan(
         seed=seed,
         events=tuple(events),

@@ -381,7 +381,7 @@ class Collector:
         """While a job is resized it holds the tasks that leave and those that come."""
         live = self._live.get(order.job_id)
         if live is not None and order.job_id == status.job_id:
-            gpus, cores = live.holds(allocation_of(tuple({*status.placement, *order.placement})))
+            gpus, cores = live.holds(allocation_of(tuple(sorted({*status.placement, *order.placement}))))
             watched.change(live.since_s, live, queued=0, active=0, gpus=gpus, cores=cores)
 
 

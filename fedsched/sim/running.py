@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-
-import numpy as np
 
 from fedsched.config import PolicyConfig
 from fedsched.core.cluster import Node
 from fedsched.core.commands import Command
 from fedsched.core.decision import Policy
-from fedsched.core.events import Event, JobExited, PolicyDecided, SlotStarted
-from fedsched.core.ids import ClusterName
-from fedsched.core.job import Allocation
-from fedsched.core.resources import Resources
-from fedsched.errors import FedschedError, InvalidInput
+from fedsched.core.events import Event, JobExited, PolicyDecided
+from fedsched.core.ids import ClusterName, JobId
+from fedsched.core.job import Allocation, JobStatus
+from fedsched.core.resources import Resources, total
+from fedsched.errors import FedschedError
+from fedsched.policy.reference import Dl2Optimus
 from fedsched.policy.registry import heuristic, make
 from fedsched.runtime.loop import Observer
-from fedsched.sim.executor import VerbCosts
+from fedsched.sim.cluster import Setup
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.judges import BrokenPromise, Judges
 from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
-from fedsched.sim.results import Collector, Floats, RunResult
-from fedsched.sim.workload import Scenario, WorkloadConfig
-from fedsched.sim.world import CLUSTER, World
+from fedsched.sim.results import Collector, Jobs, RunResult
+from fedsched.sim.speeds.oracle import oracle
+from fedsched.sim.world import World
 
+SEEDS_APART = 10_000
+"""Between the seeds of one policy on different clusters."""
 KINDS = ("GPU", "core", "GiB")
 """What a load can be scarce of."""
 TOLD_EVERY = 500
@@ -50,6 +51,8 @@ class Request:
     policy: str
     """Label of one of the experiment's policies."""
     seed: int
+    jobs: int = 0
+    """How many to expect, to tell the progress by; 0 where that is not known."""
     check: bool = False
     """Look at all of the scheduler's invariants after every event, and have the judges watch."""
 
@@ -57,37 +60,42 @@ class Request:
 def perform(request: Request, progress: Progress = lambda _: None) -> RunResult:
     """Make a run. Whatever ends it early, an interruption too, what had happened until then is kept: it is partial."""
     begun_s = time.process_time()
-    try:
-        drawn = draw(request.experiment, request.seed)
-        watch = _Watch(request, len(drawn.jobs), progress)
-        collector, judges = Collector(), Judges()
-        world = build(request, drawn, [collector.on, *([judges.on] if request.check else [])], watch.observe)
-    except Exception as error:
-        return lost(request, _told(error))
+    watch = _Watch(request, progress)
+    collector, judges = Collector(), Judges()
     digest, problem = "", ""
     try:
-        digest = world.run().digest
+        world = build(request, [collector.on, *([judges.on] if request.check else [])], watch.observe)
+    except Exception as error:
+        return lost(request, _told(error))
+    try:
+        world.run()
+        digest = world.digest
     except KeyboardInterrupt:
         problem = INTERRUPTED
     except Exception as error:  # Whatever is wrong with this run, the others and what this one did are worth keeping.
         problem = _told(error)
-    jobs = collector.jobs(watch.now_s)
-    missing = len(drawn.jobs) - int(jobs.over.sum())
+    jobs, now_s = collector.jobs(world.clock.now_s), world.clock.now_s
+    missing = world.arrived - int(jobs.over.sum())
     if request.check and not problem:
         try:
-            judges.close(jobs, watch.now_s, submitted=len(drawn.jobs), complete=not missing)
+            judges.close(jobs, now_s, submitted=world.arrived, complete=not missing)
         except BrokenPromise as error:
             problem = _told(error)
     return replace(
-        lost(request, problem or (f"{missing} jobs never ended" if missing else "")),
-        slots=watch.slots,
+        lost(request, problem or (_unfinished(jobs, missing) if missing else "")),
+        slots=world.slots,
         jobs=jobs,
-        series=collector.series(watch.now_s),
-        lanes=collector.lanes(watch.now_s),
+        series=collector.series(now_s),
+        lanes=collector.lanes(now_s),
         cpu_s=time.process_time() - begun_s,
         fallbacks=watch.fallbacks,
         digest=digest,
     )
+
+
+def _unfinished(jobs: Jobs, missing: int) -> str:
+    waiting = [job_id for job_id, over in zip(jobs.job_id, jobs.over.tolist(), strict=True) if not over]
+    return f"{missing} jobs never ended" + (f", the first of them job {waiting[0]}" if waiting else "")
 
 
 def lost(request: Request, why: str) -> RunResult:
@@ -113,30 +121,60 @@ Hang = Callable[[ClusterName, Sequence[Node]], Observer]
 """Makes the observer of one cluster's loop."""
 
 
-def build(request: Request, drawn: Drawn, watchers: Sequence[Hang], everywhere: Observer) -> World:
+def build(request: Request, watchers: Sequence[Hang], everywhere: Observer) -> World:
     """The world of a run: the one place that knows how worlds are made.
 
     Args:
         watchers: each gets an observer of its own on every cluster.
         everywhere: sees what all clusters do.
+
+    Raises:
+        FedschedError: a file that it needs is not there or cannot be used.
     """
-    experiment = request.experiment
-    config = experiment.policies[request.policy]
-    costs = experiment.costs.costs().of("")
-    if len(drawn.clusters) > 1 or not isinstance(experiment.workload, WorkloadConfig) or experiment.speeds is not None:
-        raise InvalidInput("only drawn mixes on one cluster can be simulated yet", "use a workload without a kind")
-    ((_, nodes),) = drawn.clusters
-    scenario = Scenario(nodes, tuple(job.spec for job in drawn.jobs), experiment.slot_length_s)
+    experiment, seed = request.experiment, request.seed
+    speeds, truth = experiment.speed_model(seed), _Truth()
+    setups = []
+    for index, cluster in enumerate(experiment.clusters):
+        config = experiment.policies[cluster.policy or request.policy]
+        policy = make_policy(config, seed + index * SEEDS_APART)
+        if isinstance(policy, Dl2Optimus):
+            truth.wanted = True
+            policy.consult(oracle(experiment.estimates.told(speeds, seed), truth.known))
+        name, nodes = ClusterName(cluster.name), cluster.all_nodes()
+        observers = (everywhere, *(hang(name, nodes) for hang in watchers))
+        setups.append(Setup(name, nodes, policy, heuristic(config.fallback), observers=observers))
     return World(
-        scenario,
-        make_policy(config, request.seed),
-        heuristic(config.fallback),
-        costs=VerbCosts(costs.start_s, costs.scale_s, costs.stop_s),
-        store_s=experiment.store_s,
+        setups,
+        truth.remembering(experiment.jobs().draw(seed)),
+        speeds,
+        experiment.rules(),
+        routing=experiment.routing,
+        transfer_gib_per_s=experiment.transfer_gib_per_s,
+        seed=seed,
         check=request.check,
-        slots_max=experiment.slots_max,
-        observers=[everywhere, *(hang(CLUSTER, nodes) for hang in watchers)],
+        transcribe=request.check,
+        over=truth.forget,
     )
+
+
+class _Truth:
+    """The jobs that are there, for policies that are told true speeds."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        """Whether anybody asks; else nothing is remembered."""
+        self.known: dict[JobId, SimulatedJob] = {}
+
+    def remembering(self, jobs: Iterable[SimulatedJob]) -> Iterator[SimulatedJob]:
+        """The same jobs."""
+        for job in jobs:
+            if self.wanted:
+                self.known[job.spec.job_id] = job
+            yield job
+
+    def forget(self, job: SimulatedJob, status: JobStatus) -> None:
+        """The job is over."""
+        self.known.pop(job.spec.job_id, None)
 
 
 def make_policy(config: PolicyConfig, seed: int) -> Policy:
@@ -146,26 +184,6 @@ def make_policy(config: PolicyConfig, seed: int) -> Policy:
         CorruptCheckpoint: its weights cannot be used.
     """
     return make(config.model_copy(update={"seed": config.seed + seed}))
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What one seed gives: clusters, jobs in order of arrival, and the truth about their speeds."""
-
-    clusters: tuple[tuple[ClusterName, tuple[Node, ...]], ...]
-    jobs: tuple[SimulatedJob, ...]
-    speeds: SpeedModel
-
-
-def draw(experiment: ExperimentConfig, seed: int) -> Drawn:
-    """What the seed gives; the same for every policy.
-
-    Raises:
-        NotFound: a file that the workload or the speeds need is not there.
-        InvalidInput: a file cannot be used.
-    """
-    clusters = tuple((ClusterName(cluster.name), cluster.all_nodes()) for cluster in experiment.clusters)
-    return Drawn(clusters, tuple(experiment.jobs().draw(seed)), experiment.speed_model(seed))
 
 
 # --- What is offered ---------------------------------------------------------------------------------------------
@@ -197,30 +215,31 @@ class Load:
         return f"offered load {self.ratio:.2f}: {what}, and jobs come during {self.arrivals_s / 3600:,.3g} h"
 
 
-def load_of(drawn: Drawn) -> Load:
-    """The load of a run, by the resource of which it takes the largest share."""
-    wanted = np.zeros(len(KINDS))
-    for job in drawn.jobs:
-        wanted += _amounts(job.spec.demand_of(job.spec.minimum)) * _alone_s(job, drawn.speeds)
-    offered = np.zeros(len(KINDS))
-    for _, nodes in drawn.clusters:
-        for node in nodes:
-            offered += _amounts(node.capacity)
-    shares = np.divide(wanted, offered, out=np.zeros(len(KINDS)), where=offered > 0)
-    most = int(shares.argmax())
-    arrivals_s = [job.spec.submitted_s for job in drawn.jobs]
-    return Load(
-        jobs=len(drawn.jobs),
-        arrivals_s=max(arrivals_s) - min(arrivals_s),
-        resource=KINDS[most],
-        wanted=float(wanted[most]) / 3600,
-        offered=float(offered[most]),
-    )
+def load_of(experiment: ExperimentConfig) -> Load:
+    """The load of the first seed's jobs, by the resource of which they want the largest share.
+
+    Raises:
+        FedschedError: a file that the jobs or their speeds need is not there or cannot be used.
+    """
+    speeds = experiment.speed_model(experiment.seed)
+    jobs, first_s, last_s = 0, 0.0, 0.0
+    wanted = [0.0] * len(KINDS)
+    for job in experiment.jobs().draw(experiment.seed):
+        last_s = job.spec.submitted_s
+        first_s = last_s if jobs == 0 else first_s
+        jobs += 1
+        alone_s = _alone_s(job, speeds)
+        for kind, amount in enumerate(_amounts(job.spec.demand_of(job.spec.minimum))):
+            wanted[kind] += amount * alone_s
+    capacity = total([node.capacity for cluster in experiment.clusters for node in cluster.all_nodes()])
+    offered = _amounts(capacity)
+    most = max(range(len(KINDS)), key=lambda kind: wanted[kind] / offered[kind] if offered[kind] else 0.0)
+    return Load(jobs, last_s - first_s, KINDS[most], wanted[most] / 3600, offered[most])
 
 
-def _amounts(resources: Resources) -> Floats:
+def _amounts(resources: Resources) -> tuple[float, float, float]:
     """In the order of `KINDS`."""
-    return np.array([resources.gpu_milli / 1000, resources.cpu_milli / 1000, resources.memory_mib / 1024])
+    return resources.gpu_milli / 1000, resources.cpu_milli / 1000, resources.memory_mib / 1024
 
 
 def _alone_s(job: SimulatedJob, speeds: SpeedModel) -> float:
@@ -242,25 +261,20 @@ class _BadAnswer(Exception):
 class _Watch:
     """Counts what the results tell of a run, and ends it at a policy's bad answer where that is wished."""
 
-    def __init__(self, request: Request, jobs: int, progress: Progress) -> None:
+    def __init__(self, request: Request, progress: Progress) -> None:
         self._stops = request.experiment.on_bad_answer == "stop"
-        self._jobs = jobs
+        self._jobs = request.jobs
         self._progress = progress
         self._ended = 0
-        self.now_s = 0.0
-        self.slots = 0
         self.fallbacks = 0
 
     def observe(self, event: Event, commands: Sequence[Command]) -> None:
         """Take note of one step."""
-        self.now_s = event.time_s
         kind = type(event)
         if kind is JobExited:
             self._ended += 1
-            if self._ended % TOLD_EVERY == 0:
+            if self._jobs and self._ended % TOLD_EVERY == 0:
                 self._progress(min(1.0, self._ended / self._jobs))
-        elif kind is SlotStarted:
-            self.slots += 1
         elif kind is PolicyDecided and event.decision.fallback:  # type: ignore[union-attr]
             self.fallbacks += 1
             if self._stops:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from fedsched.core.events import Event
 from fedsched.core.ids import stream
 from fedsched.policy.registry import HEURISTICS, heuristic
+from fedsched.sim.cluster import Rules
 from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
 from fedsched.sim.judges import Judges
 from fedsched.sim.results import Collector
 from fedsched.sim.workload import Scenario, draw_scenario
-from fedsched.sim.world import CLUSTER, World
+from fedsched.sim.world import CLUSTER, USUAL_COSTS, run_scenario
 
 JOBS = 10
 PLANNED_S = 300.0
@@ -27,6 +28,7 @@ class Verdict:
 
     seed: int
     policy: str
+    clock: str
     plan: FaultPlan
     steps: int
     """Events that the cluster's scheduler handled."""
@@ -42,34 +44,42 @@ class Verdict:
 
 
 def judge_seed(seed: int) -> Verdict:
-    """Draw a cluster, jobs, a policy and a fault plan from the seed, and run it all. The same seed, the same verdict."""
+    """Draw a cluster, jobs, a policy and a fault plan, and run it all. The same seed, the same verdict."""
     scenario = draw_scenario(seed, jobs=JOBS)
     plan = draw_plan(seed, scenario.nodes, scenario.jobs, PLANNED_S)
-    name = HEURISTICS[int(stream(seed, "swarm/policy").random() * len(HEURISTICS))]
+    draw = stream(seed, "swarm").random
+    name = HEURISTICS[int(draw() * len(HEURISTICS))]
+    rules = Rules(
+        scenario.slot_length_s,
+        clock="slots" if draw() < 0.5 else "exact",
+        slots_max=SLOTS_MAX,
+        costs=USUAL_COSTS,
+        keep_running=draw() < 0.5,
+    )
     steps = _Steps()
     digest, problem = "", ""
     try:
-        digest = _run(scenario, plan, name, steps)
+        digest = _run(scenario, plan, name, rules, steps)
     except Exception as error:  # Whatever breaks is what is looked for.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {frame.name}: {error}"
-    return Verdict(seed, name, plan, steps.count, digest, problem)
+    return Verdict(seed, name, rules.clock, plan, steps.count, digest, problem)
 
 
-def _run(scenario: Scenario, plan: FaultPlan, name: str, steps: _Steps) -> str:
+def _run(scenario: Scenario, plan: FaultPlan, name: str, rules: Rules, steps: _Steps) -> str:
     judges, collector = Judges(), Collector()
-    world = World(
+    policy = heuristic(name)
+    result = run_scenario(
         scenario,
-        FaultyPolicy(heuristic(name), plan),
+        FaultyPolicy(policy, plan) if plan.bad_answers else policy,
         heuristic("drf"),
+        rules=rules,
         check=True,
-        slots_max=SLOTS_MAX,
         observers=(steps.observe, judges.on(CLUSTER, scenario.nodes), collector.on(CLUSTER, scenario.nodes)),
         faults=Faults(plan),
     )
-    digest = world.run().digest
     judges.close(collector.jobs(steps.now_s), steps.now_s, submitted=len(scenario.jobs))
-    return digest
+    return result.digest
 
 
 class _Steps:

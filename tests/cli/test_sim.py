@@ -1,4 +1,4 @@
-"""`fedsched sim run` and `sim compare`: what people read, what programs read, the same bytes for the same experiment."""
+"""What `fedsched sim run` and `sim compare` tell people and programs, and the same bytes for the same experiment."""
 
 from __future__ import annotations
 

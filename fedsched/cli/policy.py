@@ -3,46 +3,73 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, emit, moment, span, table
 
+if TYPE_CHECKING:
+    from fedsched.adapters.rpc import PolicyVersion
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    group = typer.Typer(help="Look at the learned policies.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("list")(list_versions)
+    group = typer.Typer(help="Look at the policies that there are.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("list")(list_policies)
     group.command()(show)
     app.add_typer(group, name="policy")
 
 
-def list_versions(server: Server = "", output: Output = Format.TABLE) -> None:
-    """List stored policy versions."""
-    with connect(server) as client:
-        found = client.policies()
-    if not emit(found, output, [f"policy/{item.name}/{item.version}" for item in found]):
-        now_s = time.time()
+def list_policies(server: Server = "", output: Output = Format.TABLE) -> None:
+    """List the policies that can be configured, and the stored versions of learned ones."""
+    from fedsched.policy import plugins
+
+    offered = plugins.available()
+    versions = _stored(server)
+    rows: list[dict[str, Any]] = [
+        {"name": v.name, "package": offered.get(v.name), "version": v.version, "active": v.active, "record": v.record}
+        for v in versions
+    ]
+    stored = {item.name for item in versions}
+    rows += [{"name": name, "package": package} for name, package in offered.items() if name not in stored]
+    rows.sort(key=lambda row: (row["name"], row.get("version", 0)))
+    names = [f"policy/{row['name']}" + (f"/{row['version']}" if "version" in row else "") for row in rows]
+    if not emit(rows, output, names):
         table(
-            ("NAME", "VERSION", "ACTIVE", "PARENT", "ROUND", "CONTRIBUTORS", "SAMPLES", "DIGEST", "AGE"),
-            [
-                (
-                    item.name,
-                    f"v{item.version}",
-                    "yes" if item.active else None,
-                    f"v{item.record.get('parent_version', 0)}" if item.record.get("parent_version") else None,
-                    item.record.get("round_number") or None,
-                    ",".join(item.record.get("contributors", [])),
-                    item.record.get("samples"),
-                    str(item.record.get("digest", ""))[:12],
-                    span(now_s - item.record["created_s"]) if "created_s" in item.record else None,
-                )
-                for item in found
-            ],
+            ("NAME", "PACKAGE", "VERSION", "ACTIVE", "PARENT", "ROUND", "CONTRIBUTORS", "SAMPLES", "DIGEST", "AGE"),
+            [_cells(row) for row in rows],
             spare=("DIGEST", "PARENT"),
         )
+
+
+def _stored(server: str) -> tuple[PolicyVersion, ...]:
+    """Versions that the federation keeps; none where no federation runs here and none is named."""
+    from fedsched.errors import Unreachable
+
+    try:
+        client = connect(server)
+    except Unreachable:
+        return ()
+    with client:
+        return client.policies()
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    record = row.get("record", {})
+    return (
+        row["name"],
+        row["package"],
+        f"v{row['version']}" if "version" in row else None,
+        "yes" if row.get("active") else None,
+        f"v{record['parent_version']}" if record.get("parent_version") else None,
+        record.get("round_number") or None,
+        ",".join(record.get("contributors", [])),
+        record.get("samples"),
+        str(record.get("digest", ""))[:12],
+        span(time.time() - record["created_s"]) if "created_s" in record else None,
+    )
 
 
 def show(

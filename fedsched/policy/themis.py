@@ -74,7 +74,7 @@ class _Auction:
 
     def __init__(self, observation: Observation, budget: Budget) -> None:
         self._budget = budget
-        self._slot_length_s = observation.slot_length_s
+        self._time_s = observation.time_s
         self._capacity = observation.capacity
         self._curves = fit_types(observation.jobs)
         jobs = max(1, len(observation.jobs))
@@ -124,7 +124,8 @@ class _Auction:
         return view.remaining_epochs / self._curves[view.job_type](have)
 
     def _age_s(self, view: JobView) -> float:
-        return view.waited_slots * self._slot_length_s
+        # Another machine's clock stamped the arrival, and may be a little ahead.
+        return max(0.0, self._time_s - view.arrived_s)
 
 
 def fair_speed(view: JobView, curve: SpeedCurve, capacity: Resources, jobs: int) -> float:

@@ -36,8 +36,9 @@ def job(name: str, *, workers: tuple[int, int] = (1, 4), ps: tuple[int, int] = (
     return JobView(**{**defaults, **fields})
 
 
-def observation(nodes: list[Node], jobs: list[JobView], slot: int = 1) -> Observation:
-    return Observation(slot, 2.0, tuple(nodes), tuple(sorted(jobs, key=lambda view: (view.arrived_s, view.job_id))))
+def observation(nodes: list[Node], jobs: list[JobView], slot: int = 1, time_s: float = 0.0) -> Observation:
+    ordered = tuple(sorted(jobs, key=lambda view: (view.arrived_s, view.job_id)))
+    return Observation(slot, 2.0, tuple(nodes), ordered, time_s)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""The commands that simulate: sim run, sim compare."""
+"""The commands that simulate: sim run, sim compare, sim swarm."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Compare policies in simulation.", no_args_is_help=True, rich_markup_mode=None)
     group.command()(run)
     group.command()(compare)
+    group.command()(swarm)
     app.add_typer(group, name="sim")
 
 
@@ -177,6 +178,21 @@ def compare(
     files = Files(per_job, parquet, html)
     plans = [_adjusted(_plan(file), policies, seeds, seed) for file in experiments]
     carry_out(plans, files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON, paired=True)
+
+
+def swarm(
+    seeds: Annotated[int, typer.Option(min=1, help="How many small worlds.")] = 100,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first one.")] = 0,
+    workers: Workers = None,
+) -> None:
+    """Run small worlds in which everything goes wrong, and judge them.
+
+    Agents die and return, nodes are lost, answers come late or twice, the store is slow, users cancel and policies
+    misbehave, all drawn from seeds.
+    """
+    from fedsched.cli.simulated import swarm_out
+
+    swarm_out(range(first, first + seeds), workers=workers)
 
 
 def _plan(file: Path) -> Plan:

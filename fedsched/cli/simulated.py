@@ -19,7 +19,8 @@ from fedsched.sim.comparing import Difference, Interval, Summary, differences, s
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.results import RunResult, write_csv, write_parquet
 from fedsched.sim.running import Request
-from fedsched.sim.sweep import Engine, sweep
+from fedsched.sim.swarm import judge_seed, lost_verdict
+from fedsched.sim.sweep import Engine, over_cores, sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,25 @@ def carry_out(
         _show(summarise(runs), with_names=len(plans) > 1)
         _show_differences(compared)
     _refuse_partial(plans, runs, check=check)
+
+
+def swarm_out(seeds: range, *, workers: int | None) -> None:
+    """Judge a small world per seed; say which promises were broken, and how to see that again.
+
+    Raises:
+        Failed: any was.
+    """
+    with _progress(len(seeds)) as told:
+        verdicts = over_cores(judge_seed, seeds, lost_verdict, workers=workers, told=told)
+    broken = [verdict for verdict in verdicts if verdict.problem]
+    steps = sum(verdict.steps for verdict in verdicts)
+    print(f"{len(verdicts)} worlds, {steps} events, {len(broken)} broken")
+    for verdict in broken:
+        print(f"\nseed {verdict.seed}: {verdict.policy}, {verdict.clock}: {verdict.problem}")
+        print(f"  {verdict.plan}")
+        print(f"  {verdict.command}")
+    if broken:
+        raise Failed(f"{len(broken)} of {len(verdicts)} worlds broke a promise", broken[0].command)
 
 
 def _tell_load(plan: Plan) -> int:

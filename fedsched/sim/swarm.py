@@ -66,6 +66,11 @@ def judge_seed(seed: int) -> Verdict:
     return Verdict(seed, name, rules.clock, plan, steps.count, digest, problem)
 
 
+def lost_verdict(seed: int, why: str) -> Verdict:
+    """The verdict on a seed that nothing is left of."""
+    return Verdict(seed, "?", "?", FaultPlan(seed), 0, "", why)
+
+
 def _run(scenario: Scenario, plan: FaultPlan, name: str, rules: Rules, steps: _Steps) -> str:
     judges, collector = Judges(), Collector()
     policy = heuristic(name)

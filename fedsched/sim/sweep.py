@@ -11,12 +11,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsched.errors import InvalidInput, Unreachable
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import INTERRUPTED, Request, lost, perform
 
+T = TypeVar("T")
+R = TypeVar("R")
 Told = Callable[[float], None]
 """Hears how much has been done, in runs; fractions of a run included."""
 
@@ -59,14 +61,44 @@ def sweep(
     """
     if engine is Engine.RAY:
         return _on_ray(requests, told)
-    at_once = min(workers or cores(), len(requests))
-    return _here(requests, told) if at_once <= 1 else _in_processes(requests, at_once, told)
+    if min(workers or cores(), len(requests)) <= 1:
+        return _one_by_one(requests, told)
+    return over_cores(perform, requests, lost, workers=workers, told=told)
 
 
-# --- In this process ---------------------------------------------------------------------------------------------
+# --- On this machine ---------------------------------------------------------------------------------------------
 
 
-def _here(requests: Sequence[Request], told: Told) -> tuple[RunResult, ...]:
+def over_cores(
+    make: Callable[[T], R],
+    tasks: Sequence[T],
+    lost: Callable[[T, str], R],
+    *,
+    workers: int | None = None,
+    told: Told = lambda _: None,
+) -> tuple[R, ...]:
+    """Make one thing of each task, several at once; what is made is in the order of the tasks.
+
+    Args:
+        make: a function of a module.
+        lost: makes it of a task that came to nothing, and of the reason why.
+        workers: how many are made at once; as many as there are cores if None. With 1 all are made in this process.
+    """
+    at_once = min(workers or cores(), len(tasks))
+    results: dict[int, R] = {}
+    # An interruption ends it; what is done is kept.
+    with suppress(KeyboardInterrupt):
+        if at_once <= 1:
+            for index, task in enumerate(tasks):
+                results[index] = make(task)
+                told(len(results))
+        else:
+            _in_processes(make, tasks, lost, at_once, results, told)
+    return tuple(results[index] if index in results else lost(task, INTERRUPTED) for index, task in enumerate(tasks))
+
+
+def _one_by_one(requests: Sequence[Request], told: Told) -> tuple[RunResult, ...]:
+    """In this process, where runs can tell how far they are, and an interrupted one leaves what it did."""
     results: list[RunResult] = []
     for request in requests:
         if results and results[-1].partial == INTERRUPTED:
@@ -81,25 +113,24 @@ def _tell_share(told: Told, done: int, share: float) -> None:
     told(done + share)
 
 
-# --- Over all cores ----------------------------------------------------------------------------------------------
+def _in_processes(
+    make: Callable[[T], R],
+    tasks: Sequence[T],
+    lost: Callable[[T, str], R],
+    at_once: int,
+    results: dict[int, R],
+    told: Told,
+) -> None:
+    with _pool(at_once) as pool:
+        _gather({pool.submit(make, task): index for index, task in enumerate(tasks)}, results, told)
+    for index, task in enumerate(tasks):
+        if index not in results:
+            # A process died and took the pool with it. Alone, only the run that is to blame dies again.
+            results[index] = _alone(make, task, lost)
+            told(len(results))
 
 
-def _in_processes(requests: Sequence[Request], at_once: int, told: Told) -> tuple[RunResult, ...]:
-    results: dict[int, RunResult] = {}
-    try:
-        with _pool(at_once) as pool:
-            _gather({pool.submit(perform, request): index for index, request in enumerate(requests)}, results, told)
-        for index, request in enumerate(requests):
-            if index not in results:
-                # A process died and took the pool with it. Alone, only the run that is to blame dies again.
-                results[index] = _alone(request)
-                told(len(results))
-    except KeyboardInterrupt:
-        pass  # what is done is kept
-    return tuple(results.get(index) or lost(request, INTERRUPTED) for index, request in enumerate(requests))
-
-
-def _gather(futures: dict[Future[RunResult], int], results: dict[int, RunResult], told: Told) -> None:
+def _gather(futures: dict[Future[R], int], results: dict[int, R], told: Told) -> None:
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -109,12 +140,12 @@ def _gather(futures: dict[Future[RunResult], int], results: dict[int, RunResult]
                 told(len(results))
 
 
-def _alone(request: Request) -> RunResult:
+def _alone(make: Callable[[T], R], task: T, lost: Callable[[T, str], R]) -> R:
     with _pool(1) as pool:
         try:
-            return pool.submit(perform, request).result()
+            return pool.submit(make, task).result()
         except BrokenProcessPool:
-            return lost(request, DIED)
+            return lost(task, DIED)
 
 
 @contextmanager

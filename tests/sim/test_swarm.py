@@ -1,0 +1,77 @@
+"""Small worlds in which everything goes wrong, under all judges; and that the swarm finds what is planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedsched.core.cluster import Node
+from fedsched.core.ids import JobId
+from fedsched.core.job import JobSpec, JobStatus
+from fedsched.core.scheduler import Scheduler
+from fedsched.sim.faults import BadAnswer, draw_plan
+from fedsched.sim.swarm import judge_seed
+from fedsched.sim.workload import draw_scenario
+from tests.cli.conftest import Run, run
+
+__all__ = ["run"]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_promise_is_broken_whatever_goes_wrong(seed: int) -> None:
+    """To see a failure again: fedsched sim swarm --first SEED --seeds 1."""
+    verdict = judge_seed(seed)
+    assert not verdict.problem, f"{verdict.problem}\n{verdict.plan}\n{verdict.command}"
+    assert verdict.steps > 50
+
+
+def test_a_seed_says_the_same_twice() -> None:
+    """A failure that cannot be shown again cannot be mended."""
+    assert judge_seed(5) == judge_seed(5)
+
+
+def test_plans_hold_every_kind_of_fault() -> None:
+    """Faults that are never drawn are never found."""
+    plans = []
+    for seed in range(30):
+        scenario = draw_scenario(seed, jobs=10)
+        plans.append(draw_plan(seed, scenario.nodes, scenario.jobs, 300.0))
+    assert {type(event).__name__ for plan in plans for event in plan.events} == {
+        "NodeLost",
+        "NodeChanged",
+        "CancelRequested",
+    }
+    assert {kind for plan in plans for _, kind in plan.bad_answers} == set(BadAnswer)
+    assert any(plan.outages for plan in plans)
+    assert any(plan.late and plan.twice and plan.store_s_max for plan in plans)
+
+
+def test_a_planted_fault_is_found_and_the_command_that_shows_it_is_printed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that forgets a job which waits would leave its user waiting for ever."""
+    admit = Scheduler._admit
+
+    def forgetful(self: Scheduler, time_s: float, spec: JobSpec, status: JobStatus) -> None:
+        if spec.job_id != JobId("job-0003"):
+            admit(self, time_s, spec, status)
+
+    monkeypatch.setattr(Scheduler, "_admit", forgetful)
+    told = run("sim", "swarm", "--first", "2", "--seeds", "1", "--workers", "1")
+    assert told.code == 1
+    assert "1 jobs are lost, the first is job job-0003" in told.out
+    assert "fedsched sim swarm --first 2 --seeds 1" in told.out
+    assert "[FS300] 1 of 1 worlds broke a promise" in told.err
+
+
+def test_lost_nodes_return() -> None:
+    """Else a job could wait for ever and nobody would be to blame."""
+    scenario = draw_scenario(4, jobs=10)
+    plan = draw_plan(4, scenario.nodes, scenario.jobs, 300.0)
+    there: dict[str, Node] = {node.name: node for node in scenario.nodes}
+    for event in plan.events:
+        match type(event).__name__:
+            case "NodeLost":
+                del there[event.name]  # type: ignore[union-attr]
+            case "NodeChanged":
+                there[event.node.name] = event.node  # type: ignore[union-attr]
+    assert sorted(there) == sorted(node.name for node in scenario.nodes)

@@ -54,7 +54,7 @@ class RankedQueue:
         self._remove(job_id, time_s)
         phase = job.status.phase
         if phase is JobPhase.DISPATCHED:
-            if job_id not in self._keys:
+            if job_id not in self._keys or (job.status.attempt and self.rules.rerank != "none"):
                 self.unranked[job_id] = None
             self._insert(self._waiting.setdefault(_demand_of(job), []), job, self._keys.get(job_id, LAST))
         elif phase is JobPhase.RUNNING and job.in_flight is None and not job.adopting:

@@ -93,9 +93,10 @@ class Sjf(Discipline):
 
 
 class SmallestFirst(Discipline):
-    """The job that needs least of its dominant resource first; it is never interrupted."""
+    """The job that needs fewest GPUs first; running jobs make room."""
 
     name = "smallest"
+    preemptive = True
 
     def _keys(self, observation: Observation) -> list[Key]:
         return [devices_of(view) for view in observation.jobs]
@@ -121,7 +122,7 @@ class Srsf(Discipline):
 
     def _keys(self, observation: Observation) -> list[Key]:
         left = zip(left_times_s(observation), observation.jobs, strict=True)
-        return [(left_s * devices(view),) for left_s, view in left]
+        return [(left_s * devices(view), devices(view) if view.placement else 0.0) for left_s, view in left]
 
 
 class Las(Discipline):

@@ -234,6 +234,10 @@ class SimulatedCluster:
         self._missed: list[Planned] = []
         """What happened while no agent lived."""
         self._ranked = isinstance(setup.policy, Discipline)
+        self._hears_of_starts = not self._ranked
+        """Whether a job's start calls for a decision; for most disciplines it follows from the one before."""
+        self._review_s: float | None = None
+        """When the policy wants to be asked again though nothing happens."""
         self._tick_s: float | None = None
         """When the next decision is planned."""
         self._ticks = 0
@@ -337,6 +341,10 @@ class SimulatedCluster:
         self._ticks += 1
         self.slots += 1
 
+    def _review(self, planned_s: float) -> None:
+        if self._review_s == planned_s:  # else a later answer has named another time
+            self._call_decision(planned_s)
+
     # --- events
 
     def _post(self, event: Event) -> None:
@@ -354,11 +362,14 @@ class SimulatedCluster:
         kind = type(event)
         if kind is PolicyDecided:
             ranking = event.decision.ranking  # type: ignore[union-attr]
-            if ranking is not None and ranking.review_s is not None:
-                self._call_decision(ranking.review_s)
+            if ranking is not None:
+                self._hears_of_starts = ranking.rerank == "all"
+                self._review_s = ranking.review_s
+                if ranking.review_s is not None:
+                    self._clock.at(ranking.review_s, self._review, ranking.review_s, rank=ARRIVAL)
         elif (
             kind in _CALLS_FOR_A_DECISION
-            or (kind in _SETTLES and not self._ranked)
+            or (kind in _SETTLES and self._hears_of_starts)
             or (kind is JobExited and event.reason not in _PLANNED_ENDS)  # type: ignore[union-attr]
         ):
             self._call_decision(self._clock.now_s)

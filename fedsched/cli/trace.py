@@ -52,7 +52,7 @@ WorkerType = Annotated[str, typer.Option(help="For gavel: whose throughputs turn
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     group = typer.Typer(
-        help="Look at what happened span by span; import and fit traces of jobs.",
+        help="Spans of what happened; traces of jobs.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )

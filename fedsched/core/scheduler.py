@@ -231,10 +231,10 @@ class Scheduler:
         if job.status.phase is JobPhase.RUNNING:
             job.status = replace(job.status, placement=event.placement, term=self.state.term)
             self._settle(event.time_s, job)
-            return [SaveJob(job.status, None), *self._relieve(event.time_s)]
+            return [SaveJob(job.status, None), *self._relieve(event.time_s), *self._advance(event.time_s)]
         trigger = Trigger.STARTED if job.status.phase is JobPhase.STARTING else Trigger.RESIZED
         save = self._move(event.time_s, job, trigger, message="adopted by a restarted agent", placement=event.placement)
-        return [save, *self._relieve(event.time_s)]
+        return [save, *self._relieve(event.time_s), *self._advance(event.time_s)]
 
     def _end_attempt(self, job: LiveJob, event: JobExited) -> list[Command]:
         if event.progress is not None:
@@ -408,7 +408,7 @@ class Scheduler:
 
     def _advance(self, time_s: float) -> list[Command]:
         """Order what the targets want and real capacity allows now; what does not fit waits for tasks to leave."""
-        if not self.state.leased:
+        if not self.state.leased or self.state.unsure:
             return []
         commands: list[Command] = []
         for job in self.state.pick(self.state.unsettled):
@@ -475,6 +475,9 @@ class Scheduler:
     ) -> list[Command]:
         if job.status.phase is not JobPhase.RESIZING:
             return []  # an end was ordered meanwhile; the tasks are counted when they are gone
+        expected = job.status.placement if reason is Reason.RESIZE_FAILED else job.in_flight
+        if job.adopting or placement != expected:
+            return []  # an answer to an older order, or one that the adoption will confirm
         grew = placement != job.status.placement
         save = self._move(
             time_s,

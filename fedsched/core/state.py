@@ -129,6 +129,9 @@ class ClusterState:
     """Live jobs whose target is not what they hold."""
     in_motion: set[JobId] = field(default_factory=set)
     """Live jobs that hold something else than they will once their order in flight is done."""
+    unsure: set[JobId] = field(default_factory=set)
+    """Live jobs that were being resized when the agent before this one died: until they are adopted nobody knows what
+    they hold, so nothing new is placed."""
     free: dict[NodeName, Resources] = field(default_factory=dict)
     """Capacity of each node less what tasks may take of it now."""
 
@@ -156,6 +159,8 @@ class ClusterState:
                 self._book(job, held)
             (self.in_motion.add if settled is not held and settled != held else self.in_motion.discard)(job_id)
         (self.unsettled.add if job.target != job.status.placement else self.unsettled.discard)(job_id)
+        resizing = job.adopting and job.status.phase is JobPhase.RESIZING
+        (self.unsure.add if resizing else self.unsure.discard)(job_id)
         if job.status.phase is not JobPhase.RUNNING or job.in_flight is not None or job.adopting:
             job.steady_since_s = None
         elif job.steady_since_s is None:
@@ -168,7 +173,7 @@ class ClusterState:
         job_id = job.spec.job_id
         del self.jobs[job_id]
         self.elastic -= not job.spec.rigid
-        for some in (self.progressed, self.limited, self.unsettled, self.in_motion):
+        for some in (self.progressed, self.limited, self.unsettled, self.in_motion, self.unsure):
             some.discard(job_id)
 
     def attained(self, job: LiveJob, time_s: float) -> dict[str, float]:

@@ -119,6 +119,8 @@ class JobSpec(_message.Message):
     GRACE_S_FIELD_NUMBER: _builtins.int
     SUBMITTED_S_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    EXPECTED_S_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """given by the controller"""
     name: _builtins.str
@@ -138,6 +140,10 @@ class JobSpec(_message.Message):
     submitted_s: _builtins.float
     """unix time, given by the controller"""
     traceparent: _builtins.str
+    expected_s: _builtins.float
+    """how long the user expects it to train at its minimum"""
+    deadline_s: _builtins.float
+    """unix time"""
     @_builtins.property
     def workers(self) -> Global___Range: ...
     @_builtins.property
@@ -181,13 +187,24 @@ class JobSpec(_message.Message):
         grace_s: _builtins.float = ...,
         submitted_s: _builtins.float = ...,
         traceparent: _builtins.str = ...,
+        expected_s: _builtins.float | None = ...,
+        deadline_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_runtime_s", b"_max_runtime_s", "max_runtime_s", b"max_runtime_s", "ps", b"ps", "ps_demand", b"ps_demand", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_expected_s", b"_expected_s", "_max_runtime_s", b"_max_runtime_s", "deadline_s", b"deadline_s", "expected_s", b"expected_s", "max_runtime_s", b"max_runtime_s", "ps", b"ps", "ps_demand", b"ps_demand", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_runtime_s", b"_max_runtime_s", "accelerators", b"accelerators", "checkpoint_every_s", b"checkpoint_every_s", "clusters", b"clusters", "clusters_ranked", b"clusters_ranked", "env", b"env", "epochs", b"epochs", "grace_s", b"grace_s", "job_id", b"job_id", "job_type", b"job_type", "max_attempts", b"max_attempts", "max_runtime_s", b"max_runtime_s", "name", b"name", "priority", b"priority", "ps", b"ps", "ps_demand", b"ps_demand", "queue", b"queue", "resize_cooldown_s", b"resize_cooldown_s", "run", b"run", "submitted_s", b"submitted_s", "traceparent", b"traceparent", "user", b"user", "workdir", b"workdir", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_expected_s", b"_expected_s", "_max_runtime_s", b"_max_runtime_s", "accelerators", b"accelerators", "checkpoint_every_s", b"checkpoint_every_s", "clusters", b"clusters", "clusters_ranked", b"clusters_ranked", "deadline_s", b"deadline_s", "env", b"env", "epochs", b"epochs", "expected_s", b"expected_s", "grace_s", b"grace_s", "job_id", b"job_id", "job_type", b"job_type", "max_attempts", b"max_attempts", "max_runtime_s", b"max_runtime_s", "name", b"name", "priority", b"priority", "ps", b"ps", "ps_demand", b"ps_demand", "queue", b"queue", "resize_cooldown_s", b"resize_cooldown_s", "run", b"run", "submitted_s", b"submitted_s", "traceparent", b"traceparent", "user", b"user", "workdir", b"workdir", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
+    _WhichOneofReturnType__expected_s: _TypeAlias = _typing.Literal["expected_s"]  # noqa: Y015
+    _WhichOneofArgType__expected_s: _TypeAlias = _typing.Literal["_expected_s", b"_expected_s"]  # noqa: Y015
     _WhichOneofReturnType__max_runtime_s: _TypeAlias = _typing.Literal["max_runtime_s"]  # noqa: Y015
     _WhichOneofArgType__max_runtime_s: _TypeAlias = _typing.Literal["_max_runtime_s", b"_max_runtime_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_s) -> _WhichOneofReturnType__deadline_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_s) -> _WhichOneofReturnType__expected_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_runtime_s) -> _WhichOneofReturnType__max_runtime_s | None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015

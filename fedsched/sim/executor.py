@@ -28,6 +28,10 @@ class _Running:
     costs: VerbCosts
     setting: Setting
     training: bool = False
+    busy: bool = False
+    """Starts, resizes or stops."""
+    sought: bool = False
+    """A new agent asks for it; it is told once what is in progress is done."""
     version: int = 0
     """Grows with every change, so that what was planned before it is void."""
 
@@ -116,11 +120,13 @@ class SimulatedExecutor:
         self._jobs[command.spec.job_id] = running
         if self._crowded:
             self._disturb(command.placement)
+        running.busy = True
         self._later(running, costs.start_s, self._started)
 
     def _started(self, running: _Running) -> None:
         self._train(running)
         self._post(JobStarted(self._clock.now_s, running.job.spec.job_id, running.attempt))
+        self._tell_who_seeks(running)
 
     def _scale(self, command: ScaleJob) -> None:
         running = self._jobs.get(command.job_id)
@@ -135,6 +141,7 @@ class SimulatedExecutor:
         self._train(running)
         job_id, now_s = running.job.spec.job_id, self._clock.now_s
         self._post(JobScaled(now_s, job_id, running.attempt, placement, running.costs.scale_s))
+        self._tell_who_seeks(running)
         if self._crowded:
             self._disturb((*before, *placement))
 
@@ -149,10 +156,19 @@ class SimulatedExecutor:
         now_s = self._clock.now_s
         for spec, attempt in command.jobs:
             running = self._jobs.get(spec.job_id)
-            if running is not None and running.attempt == attempt:
-                self._post(JobAdopted(now_s, spec.job_id, attempt, running.placement))
-            else:
+            if running is None or running.attempt != attempt:
                 self._post(JobExited(now_s, spec.job_id, attempt, Reason.LOST, "no task of it exists"))
+                continue
+            running.sought = True
+            if not running.busy:
+                self._tell_who_seeks(running)
+
+    def _tell_who_seeks(self, running: _Running) -> None:
+        running.busy = False
+        if running.sought:
+            running.sought = False
+            job_id = running.job.spec.job_id
+            self._post(JobAdopted(self._clock.now_s, job_id, running.attempt, running.placement))
 
     def _setting(self, placement: Placement) -> Setting:
         names = {entry.node for entry in placement}
@@ -185,7 +201,7 @@ class SimulatedExecutor:
 
     def _pause(self, running: _Running) -> None:
         self._settle(running)
-        running.training = False
+        running.training, running.busy = False, True
         running.version += 1
 
     def _train(self, running: _Running) -> None:

@@ -437,6 +437,9 @@ class Scheduler:
     def _resize(self, time_s: float, job: LiveJob) -> list[Command]:
         if not job.target:
             return self._preempt(time_s, job, Reason.PREEMPTED, "the policy gave its place to other jobs")
+        if self.state.config.rebuild:
+            # The whole slot was placed at once, so what is in the way leaves in this instant too.
+            return self._scale(time_s, job, job.target)
         stay = tuple(entry for entry in job.status.placement if entry in job.target)
         added = tuple(entry for entry in job.target if entry not in stay)
         if self._fits_now(job, added):
@@ -456,7 +459,7 @@ class Scheduler:
     def _fits_now(self, job: LiveJob, added: Placement) -> bool:
         """Whether there is room for new tasks, all of them."""
         if self.state.config.rebuild:
-            return True  # the whole slot was placed at once, so what is in the way is leaving in this instant
+            return True
         free, nodes = self.state.free, self.state.nodes
         if len(added) == 1:
             (entry,) = added
@@ -502,6 +505,8 @@ class Scheduler:
 
         Promised capacity must not outlive real capacity, not even until the next slot: the newest jobs give way.
         """
+        if not self.state.gone and not self.state.short:
+            return []
         commands: list[Command] = []
         for job in reversed(self.state.ordered()):
             if any(entry.node not in self.state.nodes for entry in job.target):
@@ -532,7 +537,7 @@ class Scheduler:
     def _what_fits(self, job: LiveJob) -> Placement:
         """The job's tasks less those, highest index first, that its nodes are short of."""
         keep = job.settled
-        for name in sorted({entry.node for entry in keep}):
+        for name in sorted({entry.node for entry in keep} & self.state.short):
             promised, capacity = self.state.settled_on(name), self.state.nodes[name].capacity
             for entry in reversed([entry for entry in keep if entry.node == name]):
                 if promised.fits_in(capacity):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node
@@ -14,6 +16,7 @@ from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
 NOTHING = Resources()
+_order = attrgetter("order_key")
 
 
 class SchedulerConfig(Record, frozen=True):
@@ -43,6 +46,8 @@ class LiveJob:
     arrived_slot: int
     number: int = 0
     """Counts arrivals at this scheduler."""
+    order_key: tuple[float, JobId] = field(init=False)
+    """Jobs are always taken in this order."""
     target: Placement = ()
     """What the last decision wants; equals `status.placement` once carried out."""
     in_flight: Placement | None = None
@@ -71,6 +76,8 @@ class LiveJob:
     served: Placement = ()
     """What `attained` counts since `served_since_s`."""
     served_since_s: float = 0.0
+    served_by: dict[str, int] = field(default_factory=dict)
+    """How many of its tasks are on nodes of each accelerator type."""
     booked: Placement = ()
     """What the state's books hold for it."""
 
@@ -86,10 +93,8 @@ class LiveJob:
         """Tasks that will exist once the order in flight is done."""
         return self.status.placement if self.in_flight is None else self.in_flight
 
-    @property
-    def order_key(self) -> tuple[float, JobId]:
-        """Jobs are always taken in this order."""
-        return (self.spec.submitted_s, self.spec.job_id)
+    def __post_init__(self) -> None:
+        self.order_key = (self.spec.submitted_s, self.spec.job_id)
 
 
 @dataclass(slots=True)
@@ -132,21 +137,28 @@ class ClusterState:
     unsure: set[JobId] = field(default_factory=set)
     """Live jobs that were being resized when the agent before this one died: until they are adopted nobody knows what
     they hold, so nothing new is placed."""
+    kinds: set[str] = field(default_factory=set)
+    """Accelerator types of the nodes."""
+    gone: set[NodeName] = field(default_factory=set)
+    """Nodes that are not there, though jobs were or are on the books with them."""
+    short: set[NodeName] = field(default_factory=set)
+    """Nodes that offer less than tasks may take of them now."""
     free: dict[NodeName, Resources] = field(default_factory=dict)
     """Capacity of each node less what tasks may take of it now."""
 
     def __post_init__(self) -> None:
         self.free = {name: node.capacity for name, node in self.nodes.items()}
+        self.kinds = {node.accelerator for node in self.nodes.values()}
 
     def ordered(self) -> list[LiveJob]:
         """Live jobs by `(submitted_s, job_id)`."""
-        return sorted(self.jobs.values(), key=lambda job: job.order_key)
+        return sorted(self.jobs.values(), key=_order)
 
     def pick(self, job_ids: set[JobId]) -> list[LiveJob]:
         """These of the live jobs by `(submitted_s, job_id)`."""
         if not job_ids:
             return []
-        return sorted((self.jobs[job_id] for job_id in job_ids), key=lambda job: job.order_key)
+        return sorted((self.jobs[job_id] for job_id in job_ids), key=_order)
 
     def account(self, job: LiveJob, time_s: float) -> None:
         """Bring all sums and lists in line with what the job holds, wants and waits for now."""
@@ -181,10 +193,8 @@ class ClusterState:
         if not job.served:
             return job.attained
         result = dict(job.attained)
-        for entry in job.served:
-            node = self.nodes.get(entry.node)
-            if node is not None:
-                result[node.accelerator] = result.get(node.accelerator, 0.0) + time_s - job.served_since_s
+        for kind, tasks in job.served_by.items():
+            result[kind] = result.get(kind, 0.0) + tasks * (time_s - job.served_since_s)
         return result
 
     def free_once_settled(self) -> dict[NodeName, Resources]:
@@ -201,26 +211,32 @@ class ClusterState:
         """A node joined, or offers something else than it did."""
         before = self.nodes.get(node.name)
         self.nodes[node.name] = node
+        self.gone.discard(node.name)
+        self.kinds = {some.accelerator for some in self.nodes.values()}
         if before is None:
-            self.free[node.name] = node.capacity - self.held_on(node.name)
+            self._set_free(node.name, node.capacity - self._sum(node.name, lambda job: job.booked))
         else:
-            self.free[node.name] = self.free[node.name] + node.capacity - before.capacity
+            self._set_free(node.name, self.free[node.name] + node.capacity - before.capacity)
 
     def lose_node(self, name: NodeName, time_s: float) -> None:
         """A node is gone; jobs are still on the books with what they held there."""
+        if self.nodes.pop(name, None) is None:
+            return
+        del self.free[name]
+        self.short.discard(name)
+        self.gone.add(name)
+        self.kinds = {node.accelerator for node in self.nodes.values()}
         for job in self.jobs.values():
             if any(entry.node == name for entry in job.served):
                 self._accrue(job, time_s)
-        self.nodes.pop(name, None)
-        self.free.pop(name, None)
 
     def held_on(self, node: NodeName) -> Resources:
         """What tasks may take of a node now, counted anew."""
-        return self._sum(node, [(job, job.held) for job in self.jobs.values()])
+        return self._sum(node, lambda job: job.held)
 
     def settled_on(self, node: NodeName) -> Resources:
         """What tasks will take of a node once all orders in flight are done."""
-        return self._sum(node, [(job, job.settled) for job in self.jobs.values()])
+        return self._sum(node, lambda job: job.settled)
 
     def usage(self) -> Resources:
         """What tasks may take of the whole cluster now."""
@@ -233,21 +249,35 @@ class ClusterState:
     def _accrue(self, job: LiveJob, time_s: float) -> None:
         job.attained = self.attained(job, time_s)
         job.served, job.served_since_s = job.status.placement, time_s
+        if len(self.kinds) == 1 and not self.gone:
+            job.served_by = dict.fromkeys(self.kinds, len(job.served))
+        else:
+            here = [self.nodes[entry.node].accelerator for entry in job.served if entry.node in self.nodes]
+            job.served_by = dict(Counter(here))
 
     def _book(self, job: LiveJob, held: Placement) -> None:
         free, spec = self.free, job.spec
         for entry in job.booked:
             if entry.node in free:
-                free[entry.node] = free[entry.node] + spec.demand(entry.role)
+                self._set_free(entry.node, free[entry.node] + spec.demand(entry.role))
         for entry in held:
             if entry.node in free:
-                free[entry.node] = free[entry.node] - spec.demand(entry.role)
+                self._set_free(entry.node, free[entry.node] - spec.demand(entry.role))
+            else:
+                self.gone.add(entry.node)  # it was lost before this agent came
         job.booked = held
 
-    def _sum(self, node: NodeName, tasks: list[tuple[LiveJob, Placement]]) -> Resources:
+    def _set_free(self, name: NodeName, amount: Resources) -> None:
+        self.free[name] = amount
+        if amount.is_negative():
+            self.short.add(name)
+        elif self.short:
+            self.short.discard(name)
+
+    def _sum(self, node: NodeName, tasks: Callable[[LiveJob], Placement]) -> Resources:
         result = NOTHING
-        for job, placement in tasks:
-            for entry in placement:
+        for job in self.jobs.values():
+            for entry in tasks(job):
                 if entry.node == node:
                     result = result + job.spec.demand(entry.role)
         return result

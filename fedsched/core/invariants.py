@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsched.core.job import TERMINAL, JobPhase
-from fedsched.core.state import ClusterState, LiveJob
+from fedsched.core.state import NOTHING, ClusterState, LiveJob
 
 
 class BrokenInvariant(AssertionError):
@@ -18,11 +18,12 @@ def check(state: ClusterState) -> None:
     """
     for job in state.jobs.values():
         _check_job(job, state.config.rebuild)
+    promised, held = state.count(lambda job: job.settled), state.count(lambda job: job.held)
     for name, node in state.nodes.items():
-        promised = state.settled_on(name)
-        _require(promised.fits_in(node.capacity), f"node {name} holds {node.capacity}, promised is {promised}")
+        amount = promised.get(name, NOTHING)
+        _require(amount.fits_in(node.capacity), f"node {name} holds {node.capacity}, promised is {amount}")
         if not state.config.rebuild:
-            free = node.capacity - state.held_on(name)
+            free = node.capacity - held.get(name, NOTHING)
             _require(state.free[name] == free, f"node {name} has {free} free, the books say {state.free[name]}")
 
 

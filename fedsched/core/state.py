@@ -214,7 +214,7 @@ class ClusterState:
         self.gone.discard(node.name)
         self.kinds = {some.accelerator for some in self.nodes.values()}
         if before is None:
-            self._set_free(node.name, node.capacity - self._sum(node.name, lambda job: job.booked))
+            self._set_free(node.name, node.capacity - self.count(lambda job: job.booked).get(node.name, NOTHING))
         else:
             self._set_free(node.name, self.free[node.name] + node.capacity - before.capacity)
 
@@ -230,13 +230,17 @@ class ClusterState:
             if any(entry.node == name for entry in job.served):
                 self._accrue(job, time_s)
 
-    def held_on(self, node: NodeName) -> Resources:
-        """What tasks may take of a node now, counted anew."""
-        return self._sum(node, lambda job: job.held)
+    def count(self, tasks: Callable[[LiveJob], Placement]) -> dict[NodeName, Resources]:
+        """What these tasks of all jobs take of each node that has some, counted anew."""
+        result: dict[NodeName, Resources] = {}
+        for job in self.jobs.values():
+            for entry in tasks(job):
+                result[entry.node] = result.get(entry.node, NOTHING) + job.spec.demand(entry.role)
+        return result
 
     def settled_on(self, node: NodeName) -> Resources:
         """What tasks will take of a node once all orders in flight are done."""
-        return self._sum(node, lambda job: job.settled)
+        return self.count(lambda job: job.settled).get(node, NOTHING)
 
     def usage(self) -> Resources:
         """What tasks may take of the whole cluster now."""
@@ -273,11 +277,3 @@ class ClusterState:
             self.short.add(name)
         elif self.short:
             self.short.discard(name)
-
-    def _sum(self, node: NodeName, tasks: Callable[[LiveJob], Placement]) -> Resources:
-        result = NOTHING
-        for job in self.jobs.values():
-            for entry in tasks(job):
-                if entry.node == node:
-                    result = result + job.spec.demand(entry.role)
-        return result

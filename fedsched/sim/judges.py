@@ -52,15 +52,19 @@ class Judges:
 
     Promised are: no node holds more than it has; GPU-seconds on nodes are those of the jobs; no job is lost, or ends
     twice, or moves as the table of its life does not allow; time, attempts, terms, orders and slots only grow.
+
+    Args:
+        rebuilt: every slot is placed anew; tasks change places in one instant, and nodes are judged when it is over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rebuilt: bool = False) -> None:
+        self._rebuilt = rebuilt
         self._jobs: dict[JobId, _Judged] = {}
         self._clusters: list[_Watched] = []
 
     def on(self, cluster: ClusterName, nodes: Sequence[Node]) -> Observer:
         """The observer of the loop of one cluster, which starts with these nodes."""
-        watched = _Watched(cluster, nodes, self._jobs)
+        watched = _Watched(cluster, nodes, self._jobs, self._rebuilt)
         self._clusters.append(watched)
         return watched.observe
 
@@ -118,8 +122,11 @@ class _Judged:
 class _Watched:
     """One cluster's judge."""
 
-    def __init__(self, cluster: ClusterName, nodes: Sequence[Node], jobs: dict[JobId, _Judged]) -> None:
+    def __init__(self, cluster: ClusterName, nodes: Sequence[Node], jobs: dict[JobId, _Judged], rebuilt: bool) -> None:
         self._cluster = cluster
+        self._rebuilt = rebuilt
+        self._fuller: dict[NodeName, JobId] = {}
+        """Nodes that got tasks in this instant, with who came last; judged when it is over where slots are rebuilt."""
         self._jobs = jobs
         self._nodes = {node.name: node for node in nodes}
         self._used: dict[NodeName, list[int]] = {}
@@ -161,6 +168,9 @@ class _Watched:
     def _pass(self, time_s: float) -> None:
         if time_s < self._now_s:
             self._break(f"an event of {time_s} s came after one of {self._now_s} s")
+        for name, job_id in self._fuller.items():
+            self._has_room(job_id, name)
+        self._fuller.clear()
         if any(self._held):
             elapsed_s = time_s - self._now_s
             for index, amount in enumerate(self._held):
@@ -285,7 +295,10 @@ class _Watched:
             self._book(judged.spec, entry, 1)
         if checked:
             for entry in placement if not before else set(placement).difference(before):
-                self._has_room(judged.spec.job_id, entry.node)
+                if self._rebuilt:
+                    self._fuller[entry.node] = judged.spec.job_id
+                else:
+                    self._has_room(judged.spec.job_id, entry.node)
 
     def _book(self, spec: JobSpec, entry: TaskPlacement, sign: int) -> None:
         demand = spec.demand(entry.role)

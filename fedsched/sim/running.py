@@ -61,7 +61,7 @@ def perform(request: Request, progress: Progress = lambda _: None) -> RunResult:
     """Make a run. Whatever ends it early, an interruption too, what had happened until then is kept: it is partial."""
     begun_s = time.process_time()
     watch = _Watch(request, progress)
-    collector, judges = Collector(), Judges()
+    collector, judges = Collector(), Judges(rebuilt=request.experiment.rebuild)
     digest, problem = "", ""
     try:
         world = build(request, [collector.on, *([judges.on] if request.check else [])], watch.observe)

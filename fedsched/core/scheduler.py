@@ -155,7 +155,7 @@ class Scheduler:
         for job in active:
             job.adopting = True
             if job.status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
-                job.in_flight = ()
+                job.in_flight, job.leaving = (), job.status.placement
                 ends_failed = job.status.reason is Reason.TIME_LIMIT
                 job.stopping_for = JobPhase.FAILED if ends_failed else JobPhase.CANCELLED
             self._settle(event.time_s, job)
@@ -194,14 +194,14 @@ class Scheduler:
 
     def _stop(self, time_s: float, job: LiveJob, outcome: JobPhase, reason: Reason, message: str = "") -> list[Command]:
         """Order the job's end; it leads to `outcome` once no task is left."""
-        job.stopping_for, job.in_flight, job.target = outcome, (), ()
+        job.stopping_for, job.leaving, job.in_flight, job.target = outcome, job.held, (), ()
         return [
             self._move(time_s, job, Trigger.STOP, reason, message),
             self._stop_command(job, reason, checkpoint=outcome is not JobPhase.CANCELLED),
         ]
 
     def _preempt(self, time_s: float, job: LiveJob, reason: Reason, message: str) -> list[Command]:
-        job.in_flight, job.target = (), ()
+        job.leaving, job.in_flight, job.target = job.held, (), ()
         return [
             self._move(time_s, job, Trigger.PREEMPT, reason, message),
             self._stop_command(job, reason, checkpoint=reason is Reason.PREEMPTED),
@@ -224,6 +224,7 @@ class Scheduler:
         job.adopting = False
         if job.status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
             job.status = replace(job.status, placement=event.placement)
+            job.leaving = event.placement
             self._settle(event.time_s, job)
             wants_checkpoint = job.status.phase is JobPhase.PREEMPTING or job.stopping_for is JobPhase.FAILED
             return [self._stop_command(job, job.status.reason, checkpoint=wants_checkpoint)]
@@ -240,7 +241,7 @@ class Scheduler:
         if event.progress is not None:
             self._note_progress(event.time_s, job, event.progress)
         phase = job.status.phase
-        job.adopting, job.in_flight, job.target = False, None, ()
+        job.adopting, job.in_flight, job.leaving, job.target = False, None, (), ()
         if event.reason is Reason.FINISHED:
             command = self._finish(event, job, Trigger.SUCCEEDED, Reason.FINISHED, event.message)
         elif phase is JobPhase.COMPLETING:

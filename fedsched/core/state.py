@@ -16,6 +16,8 @@ from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
 NOTHING = Resources()
+IN_MOTION = frozenset({JobPhase.RESIZING, JobPhase.COMPLETING, JobPhase.PREEMPTING})
+"""Phases in which a job may hold other tasks than its status says."""
 _order = attrgetter("order_key")
 
 
@@ -52,6 +54,8 @@ class LiveJob:
     """What the last decision wants; equals `status.placement` once carried out."""
     in_flight: Placement | None = None
     """What the order that the executor works on will leave: empty for a stop. None when nothing is in flight."""
+    leaving: Placement = ()
+    """While a stop is in flight: all that it ends, the tasks that an unfinished resize was adding among them."""
     adopting: bool = False
     """The executor is looking for the tasks of an agent before this one."""
     cancelled: bool = False
@@ -84,7 +88,9 @@ class LiveJob:
     @property
     def held(self) -> Placement:
         """Tasks that may exist on nodes now: those that run, and those that an order in flight is starting."""
-        if not self.in_flight or self.in_flight == self.status.placement:
+        if not self.in_flight:
+            return self.leaving if self.in_flight is not None else self.status.placement
+        if self.in_flight == self.status.placement:
             return self.status.placement
         return tuple(sorted({*self.status.placement, *self.in_flight}))
 
@@ -135,8 +141,8 @@ class ClusterState:
     in_motion: set[JobId] = field(default_factory=set)
     """Live jobs that hold something else than they will once their order in flight is done."""
     unsure: set[JobId] = field(default_factory=set)
-    """Live jobs that were being resized when the agent before this one died: until they are adopted nobody knows what
-    they hold, so nothing new is placed."""
+    """Live jobs that were being resized or stopped when the agent before this one died: until they are adopted nobody
+    knows what they hold, so nothing new is placed."""
     kinds: set[str] = field(default_factory=set)
     """Accelerator types of the nodes."""
     gone: set[NodeName] = field(default_factory=set)
@@ -171,8 +177,8 @@ class ClusterState:
                 self._book(job, held)
             (self.in_motion.add if settled is not held and settled != held else self.in_motion.discard)(job_id)
         (self.unsettled.add if job.target != job.status.placement else self.unsettled.discard)(job_id)
-        resizing = job.adopting and job.status.phase is JobPhase.RESIZING
-        (self.unsure.add if resizing else self.unsure.discard)(job_id)
+        unknown = job.adopting and job.status.phase in IN_MOTION
+        (self.unsure.add if unknown else self.unsure.discard)(job_id)
         if job.status.phase is not JobPhase.RUNNING or job.in_flight is not None or job.adopting:
             job.steady_since_s = None
         elif job.steady_since_s is None:

@@ -108,7 +108,7 @@ class Judges:
 class _Judged:
     """What is known of one job."""
 
-    __slots__ = ("attempt", "held", "phase", "seq", "spec")
+    __slots__ = ("attempt", "expected", "held", "phase", "seq", "sought", "spec")
 
     def __init__(self, spec: JobSpec, status: JobStatus) -> None:
         self.spec = spec
@@ -117,6 +117,10 @@ class _Judged:
         self.attempt = status.attempt
         self.held: Placement = ()
         """Tasks that may exist: those that run and those that an order adds."""
+        self.sought = False
+        """The agent has changed, and the new one has not been told yet what it holds."""
+        self.expected: dict[type, set[TaskPlacement]] = {}
+        """What the newest resize leaves when it succeeds and when it fails: other answers are to older orders."""
 
 
 class _Watched:
@@ -194,6 +198,7 @@ class _Watched:
                 judged = self._jobs[spec.job_id] = _Judged(spec, status)
             elif status.seq > judged.seq or status.attempt > judged.attempt:
                 self._break(f"the store is ahead of job {spec.job_id}: seq {status.seq} of {judged.seq}")
+            judged.expected, judged.sought = {}, status.phase in ACTIVE
             # Steps that were not stored have not happened, and their orders never went out. What was ordered with the
             # stored step may still be under way.
             if status.seq != judged.seq:
@@ -209,7 +214,9 @@ class _Watched:
         judged = self._jobs.get(event.job_id)
         if judged is None or judged.attempt != event.attempt or judged.phase not in ACTIVE:
             return
-        if isinstance(event, JobAdopted) or judged.phase is JobPhase.RESIZING:
+        adopted = isinstance(event, JobAdopted) and judged.sought
+        if adopted or set(event.placement) == judged.expected.get(type(event)):
+            judged.expected, judged.sought = {}, False
             self._hold(judged, event.placement, checked=False)
 
     def _exited(self, event: JobExited) -> None:
@@ -265,6 +272,9 @@ class _Watched:
 
     def _scale(self, command: ScaleJob) -> None:
         self._ordered(command)
+        judged = self._jobs.get(command.job_id)
+        if judged is not None:
+            judged.expected = {JobScaled: set(command.placement), ScaleFailed: set(judged.held)}
         self._add(command.job_id, command.attempt, command.placement)
 
     def _add(self, job_id: JobId, attempt: int, placement: Placement) -> None:

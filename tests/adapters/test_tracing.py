@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 import socket
 import subprocess
@@ -278,7 +277,6 @@ def test_spans_reach_a_collector(scheme: str) -> None:
     assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("decide", "a" * 32, "b" * 16)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX paths")
 def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -322,6 +322,22 @@ def test_a_waiting_job_says_what_it_waits_for(world: World) -> None:
     assert "3 cpu" in status(world, "b").message
 
 
+def test_a_job_that_is_stopped_while_it_grows_keeps_the_room_of_what_it_was_adding() -> None:
+    """The tasks of an unfinished resize may already run; who got their place would run out of memory beside them."""
+    world = World((node("n1", 4),))
+    assign(world, "a", workers=(1, 3), ps=(1, 1))
+    assign(world, "b", workers=(1, 1), ps=(1, 1))
+    slot(world, 1, {"a": (1, 1)})
+    world.settle()
+    slot(world, 2, {"a": (3, 1)})
+    assert status(world, "a").phase is JobPhase.RESIZING
+    world.tell(CancelRequested(world.now_s, JobId("a")))
+    slot(world, 3, {"b": (1, 1)})
+    assert status(world, "b").phase is JobPhase.DISPATCHED
+    world.settle()
+    assert status(world, "b").phase is JobPhase.RUNNING
+
+
 def test_a_policy_that_may_preempt_takes_a_running_jobs_place() -> None:
     world = World((node("n1", 2),), keep_running=False)
     assign(world, "a", "b", workers=(1, 1), ps=(1, 1))

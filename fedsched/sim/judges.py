@@ -277,6 +277,12 @@ class _Watched:
             judged.expected = {JobScaled: set(command.placement), ScaleFailed: set(judged.held)}
         self._add(command.job_id, command.attempt, command.placement)
 
+    def _stop(self, command: StopJob) -> None:
+        self._ordered(command)
+        judged = self._jobs.get(command.job_id)
+        if judged is not None:
+            judged.expected = {}  # what it holds counts until the exit, whatever a resize still says
+
     def _add(self, job_id: JobId, attempt: int, placement: Placement) -> None:
         judged = self._jobs.get(job_id)
         if judged is None or judged.attempt != attempt or judged.phase not in ACTIVE:
@@ -351,7 +357,7 @@ _WEIGHED: dict[type, Callable[[_Watched, Any], None]] = {
     SaveJob: _Watched._saved,
     StartJob: _Watched._start,
     ScaleJob: _Watched._scale,
-    StopJob: _Watched._ordered,
+    StopJob: _Watched._stop,
     AdoptJobs: _Watched._ordered,
     AskPolicy: _Watched._asked,
 }

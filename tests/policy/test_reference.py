@@ -120,25 +120,7 @@ def speeds(golden_dir: Path) -> SpeedModel:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize(
-    "workload",
-    [
-        "default500Poisson_seed1",
-        "default500Uniform_seed1",
-        "default500_seed1",
-        "default500_seed2",
-        "default500e3k_seed1",
-        "small48e3k_seed1",
-        "small48e3k_seed2",
-        "small48e3k_seed3",
-        "small48e3k_seed4",
-        "small48e3k_seed5",
-        "template48_seed1",
-        "testbed6_seed1",
-        "testbed6_seed2",
-        "testbed6_seed3",
-    ],
-)
+@pytest.mark.parametrize("workload", dl2_golden.WORKLOADS)
 def test_every_job_ends_when_the_reference_says(
     golden_dir: Path, speeds: SpeedModel, workload: str, scheduler: str
 ) -> None:

@@ -14,6 +14,24 @@ from fedsched.core.job import JobSpec, Range
 from fedsched.sim.dl2_workload import CLASSES, NODE, job_id
 from fedsched.sim.ports import SimulatedJob
 
+WORKLOADS = (
+    "default500Poisson_seed1",
+    "default500Uniform_seed1",
+    "default500_seed1",
+    "default500_seed2",
+    "default500e3k_seed1",
+    "small48e3k_seed1",
+    "small48e3k_seed2",
+    "small48e3k_seed3",
+    "small48e3k_seed4",
+    "small48e3k_seed5",
+    "template48_seed1",
+    "testbed6_seed1",
+    "testbed6_seed2",
+    "testbed6_seed3",
+)
+"""Every file of the reference's results."""
+
 
 @dataclass(frozen=True)
 class Golden:

@@ -173,20 +173,7 @@ class Story:
 
 
 @pytest.mark.parametrize("scheduler", DL2)
-@pytest.mark.parametrize(
-    "workload",
-    [
-        "small48e3k_seed1",
-        "small48e3k_seed2",
-        "small48e3k_seed3",
-        "small48e3k_seed4",
-        "small48e3k_seed5",
-        "template48_seed1",
-        "testbed6_seed1",
-        "testbed6_seed2",
-        "testbed6_seed3",
-    ],
-)
+@pytest.mark.parametrize("workload", dl2_golden.WORKLOADS)
 def test_every_job_ends_where_it_does_in_dl2s_own_code(
     golden_dir: Path, speeds: SpeedModel, workload: str, scheduler: str
 ) -> None:

@@ -15,8 +15,11 @@ from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
 
+FOUND = (40, 66, 180, 381, 396, 436)
+"""Seeds that showed faults: an answer to an older order that was believed, room given away while tasks were leaving."""
 
-@pytest.mark.parametrize("seed", range(16))
+
+@pytest.mark.parametrize("seed", [*range(12), *FOUND])
 def test_no_promise_is_broken_whatever_goes_wrong(seed: int) -> None:
     """To see a failure again: fedsched sim swarm --first SEED --seeds 1."""
     verdict = judge_seed(seed)

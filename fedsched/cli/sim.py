@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsched.sim.traces.names import TraceFormat
+
 if TYPE_CHECKING:
     from fedsched.cli.simulated import Plan
 
@@ -24,18 +26,6 @@ class Where(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
-
-
-class TraceForm(StrEnum):
-    """Formats of traces."""
-
-    CSV = "csv"
-    ITP = "itp"
-    PHILLY = "philly"
-    HELIOS = "helios"
-    ALIBABA = "alibaba"
-    GAVEL = "gavel"
-    TIRESIAS = "tiresias"
 
 
 class Clock(StrEnum):
@@ -87,7 +77,7 @@ def register(app: typer.Typer) -> None:
 def run(
     file: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT]", help="The experiment's YAML file.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Run this trace instead of an experiment.")] = None,
-    form: Annotated[TraceForm, typer.Option("--format", help="The trace's format.")] = TraceForm.CSV,
+    form: Annotated[TraceFormat, typer.Option("--format", help="The trace's format.")] = TraceFormat.CSV,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to run the trace on.")] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each.")] = 8,
     clock: Annotated[Clock, typer.Option(help="For a trace: decide at every event, or at slot starts.")] = Clock.EXACT,
@@ -128,7 +118,7 @@ def run(
 
 def _trace_plan(
     trace: Path,
-    form: TraceForm,
+    form: TraceFormat,
     nodes: int,
     gpus_per_node: int,
     clock: Clock,
@@ -137,11 +127,10 @@ def _trace_plan(
 ) -> Plan:
     from fedsched.cli.simulated import Plan
     from fedsched.sim.experiment import trace_experiment
-    from fedsched.sim.traces.formats import TraceFormat
 
     experiment = trace_experiment(
         trace,
-        TraceFormat(form.value),
+        form,
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         clock="exact" if clock is Clock.EXACT else "slots",

@@ -7,10 +7,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, console, emit, span, table
+from fedsched.sim.traces.names import SPEEDS, TraceFormat
 
 if TYPE_CHECKING:
     from fedsched.adapters.spans import SpanRecord
@@ -19,19 +21,6 @@ if TYPE_CHECKING:
 
 NAMED_MAX = 20
 """So many refused rows are named on the screen."""
-
-
-class TraceFormatName(StrEnum):
-    """What `trace import` reads."""
-
-    CSV = "csv"
-    ITP = "itp"
-    PHILLY = "philly"
-    HELIOS = "helios"
-    ALIBABA = "alibaba"
-    GAVEL = "gavel"
-    TIRESIAS = "tiresias"
-    DL2 = "dl2"
 
 
 class ByName(StrEnum):
@@ -115,9 +104,11 @@ def _looked_up(records: list[SpanRecord], job_id: str) -> str:
 
 def import_(
     form: Annotated[
-        TraceFormatName,
+        str,
         typer.Argument(
-            metavar="FORMAT", help="csv, itp (ElasticFlow), philly, helios, alibaba, gavel, tiresias, or dl2 (speeds)."
+            metavar="FORMAT",
+            click_type=click.Choice([*(form.value for form in TraceFormat), SPEEDS]),
+            help="csv, itp (ElasticFlow), philly, helios, alibaba, gavel, tiresias, or dl2 (speeds).",
         ),
     ],
     file: Annotated[Path, typer.Argument(metavar="IN", help="The publisher's file; gzip is read as it is.")],
@@ -138,11 +129,10 @@ def import_(
 
     demand = Demand()
     left_out = Refusals()
-    if form is TraceFormatName.DL2:
+    if form == SPEEDS:
         accepted = _telling(left_out, refused, lambda: dl2.import_table(file, out, left_out))
     else:
-        trace = formats.TraceFormat(form.value)
-        jobs = formats.read(file, trace, left_out, throughputs=throughputs, worker_type=worker_type)
+        jobs = formats.read(file, TraceFormat(form), left_out, throughputs=throughputs, worker_type=worker_type)
         accepted = _telling(left_out, refused, lambda: plain.write(out, counted(jobs, demand)))
     if not accepted:
         first = f"; the first row: {left_out.kept[0]}" if left_out.kept else ""
@@ -214,8 +204,8 @@ def fit(
     file: Annotated[Path, typer.Argument(metavar="TRACE", help="The trace, by default as `trace import` writes it.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The YAML file that the parameters go to.")],
     form: Annotated[
-        TraceFormatName, typer.Option("--format", help="Format of the trace, if it was not imported.")
-    ] = TraceFormatName.CSV,
+        TraceFormat, typer.Option("--format", help="Format of the trace, if it was not imported.")
+    ] = TraceFormat.CSV,
     by: Annotated[
         ByName, typer.Option(help="Give each cluster or virtual cluster parameters of its own, or all one set.")
     ] = ByName.CLUSTER,
@@ -225,16 +215,12 @@ def fit(
     output: Output = Format.TABLE,
 ) -> None:
     """Fit a generator of jobs to a trace, and tell how alike the trace and drawn jobs are."""
-    from fedsched.errors import InvalidInput
     from fedsched.sim import fitting
     from fedsched.sim.traces import formats
     from fedsched.sim.traces.record import Refusals
 
-    if form is TraceFormatName.DL2:
-        raise InvalidInput("dl2 is a table of speeds; a format of jobs was expected", "see `fedsched trace fit --help`")
     refused = Refusals()
-    trace = formats.TraceFormat(form.value)
-    jobs = list(formats.read(file, trace, refused, throughputs=throughputs, worker_type=worker_type))
+    jobs = list(formats.read(file, form, refused, throughputs=throughputs, worker_type=worker_type))
     _name(refused, None)
     groups = fitting.By(by.value)
     parameters = fitting.fit(jobs, name or file.name.removesuffix(".gz").removesuffix(".csv"), groups)

@@ -159,7 +159,14 @@ def _job(config: Dl2WorkloadConfig, number: int, slot: int, random: np.random.Ra
     if config.lengths_vary:
         declared = max(1, int(declared * int(random.randint(90, 110)) / 100))
     error = config.length_error * (2 * float(random.rand()) - 1)
-    tasks = Range(1, config.tasks_max)
+    return job_of(number, job_class, slot * config.slot_length_s, declared, (1 + error) * declared, config.tasks_max)
+
+
+def job_of(
+    number: int, job_class: JobClass, arrives_s: float, declared: int, true: float, tasks_max: int
+) -> SimulatedJob:
+    """The `number`-th job, with 1 to `tasks_max` workers and as many parameter servers."""
+    tasks = Range(1, tasks_max)
     spec = JobSpec(
         job_id=job_id(number),
         name=f"{job_class.model}-{number}",
@@ -170,9 +177,9 @@ def _job(config: Dl2WorkloadConfig, number: int, slot: int, random: np.random.Ra
         ps_demand=job_class.ps_demand,
         epochs=float(declared),
         job_type=job_class.model,
-        submitted_s=slot * config.slot_length_s,
+        submitted_s=arrives_s,
     )
-    return SimulatedJob(spec, (1 + error) * declared)
+    return SimulatedJob(spec, true)
 
 
 def job_id(number: int) -> JobId:

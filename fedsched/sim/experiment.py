@@ -31,7 +31,7 @@ from fedsched.sim.ports import SpeedModel, Workload
 from fedsched.sim.speeds.config import AnalyticConfig, EstimatesConfig, SpeedsConfig
 from fedsched.sim.speeds.costs import CostsConfig
 from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
-from fedsched.sim.traces.formats import TraceFormat
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.shaping import ElasticSpeed, RigidSpeed
 from fedsched.sim.workload import Mix, WorkloadConfig
 

@@ -1,132 +1,20 @@
-"""DL2's own schedulers against what its own code computed, job by job."""
+"""The oddities of DL2's own schedulers; whole runs of theirs are compared in tests/sim/test_equality.py."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from fedsched.core.cluster import Node
-from fedsched.core.decision import Decision, JobView, Observation, Policy
+from fedsched.core.decision import JobView, Observation, Policy
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Range
 from fedsched.core.placement import TentativePlacement
-from fedsched.core.rebuilding import EmptyCluster, Rebuilding
+from fedsched.core.rebuilding import Rebuilding
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidInput
 from fedsched.policy.reference import Dl2Drf, Dl2Fifo, Dl2Optimus, Dl2Srtf, Dl2Tetris
-from fedsched.sim.dl2_workload import EPOCH_SAMPLES, NODE
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
-from fedsched.sim.speeds.oracle import oracle
-from fedsched.sim.speeds.points import read_points
-from fedsched.sim.speeds.table import MeasuredSpeeds
-from tests.sim import dl2_golden
-
-SCHEDULERS = ("DRF", "FIFO", "SRTF", "Tetris", "Optimus")
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What happened in one slot."""
-
-    decision: Decision
-    budget: Rebuilding
-    ends: dict[JobId, float]
-    """Of the jobs that finished in it: slots from the start to where in it they did, less one."""
-
-
-def policy_of(name: str, golden: dl2_golden.Golden, speeds: SpeedModel) -> Policy:
-    policies: dict[str, Policy] = {
-        "DRF": Dl2Drf(),
-        "FIFO": Dl2Fifo(),
-        "SRTF": Dl2Srtf(),
-        "Tetris": Dl2Tetris(),
-        "Optimus": Dl2Optimus(oracle(speeds, {one.spec.job_id: one for one in golden.jobs})),
-    }
-    return policies[name]
-
-
-def view_of(simulated: SimulatedJob, progress: float) -> JobView:
-    spec = simulated.spec
-    return JobView(
-        job_id=spec.job_id,
-        job_type=spec.job_type,
-        workers=spec.workers,
-        ps=spec.ps,
-        worker_demand=spec.worker_demand,
-        ps_demand=spec.ps_demand,
-        epochs=spec.epochs,
-        progress_epochs=progress,
-        arrived_s=spec.submitted_s,
-        waited_slots=0,
-    )
-
-
-def play(golden: dl2_golden.Golden, name: str, speeds: SpeedModel) -> Iterator[Slot]:
-    """The reference's slot loop: decide on an empty cluster, then let everything train for a slot."""
-    policy, length_s = policy_of(name, golden, speeds), golden.slot_length_s
-    waiting, live, progress = list(reversed(golden.jobs)), dict[JobId, SimulatedJob](), dict[JobId, float]()
-    slot, empty = 0, EmptyCluster(golden.nodes)
-    while waiting or live:
-        while waiting and waiting[-1].spec.submitted_s <= slot * length_s:
-            come = waiting.pop()
-            live[come.spec.job_id], progress[come.spec.job_id] = come, 0.0
-        seen = Observation(
-            slot, length_s, golden.nodes, tuple(view_of(live[one], progress[one]) for one in sorted(live))
-        )
-        budget = Rebuilding(seen, empty)
-        decision = policy.decide(seen, budget)
-        ends = {}
-        for one, allocation in decision.allocations:
-            epochs = speeds.epochs(live[one], Setting(allocation), length_s)
-            if progress[one] + epochs > live[one].epochs:
-                ends[one] = slot - 1 + (live.pop(one).epochs - progress[one]) / epochs
-            else:
-                progress[one] += epochs
-        yield Slot(decision, budget, ends)
-        slot += 1
-
-
-def differences(golden: dl2_golden.Golden, name: str, speeds: SpeedModel) -> list[str]:
-    """What is not as the reference has it: allocations of the slots that it recorded, and every job's end."""
-    expected = golden.results[name]
-    ends = {one: (slot, end) for one, slot, end in expected["completion"]}
-    found = []
-    slots = 0
-    for slot, happened in enumerate(play(golden, name, speeds)):
-        slots += 1
-        if slot < len(expected["alloc_per_slot"]):
-            have = [
-                [dl2_golden.number_of(one), allocation.workers, allocation.ps]
-                for one, allocation in happened.decision.allocations
-            ]
-            if have != sorted(expected["alloc_per_slot"][slot]):
-                found.append(f"slot {slot}: {have} instead of {expected['alloc_per_slot'][slot]}")
-        for one, end in happened.ends.items():
-            expected_slot, expected_end = ends.pop(dl2_golden.number_of(one))
-            if slot != expected_slot or abs(end - expected_end) > 1e-9:
-                found.append(f"{one} ends at {end} in slot {slot}, not at {expected_end} in slot {expected_slot}")
-    if ends or slots != expected["slots"]:
-        found.append(f"jobs that never ended: {sorted(ends)}; {slots} slots instead of {expected['slots']}")
-    return found
-
-
-@pytest.fixture(scope="module")
-def speeds(golden_dir: Path) -> SpeedModel:
-    return MeasuredSpeeds(read_points(golden_dir / "dl2" / "speed_grid.csv"), EPOCH_SAMPLES)
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("workload", dl2_golden.WORKLOADS)
-def test_every_job_ends_when_the_reference_says(
-    golden_dir: Path, speeds: SpeedModel, workload: str, scheduler: str
-) -> None:
-    """Whoever compares with the paper's numbers compares with these schedulers; a near miss would be another one."""
-    golden = dl2_golden.load(golden_dir / "dl2" / f"{workload}.json")
-    assert differences(golden, scheduler, speeds) == []
+from fedsched.sim.dl2_workload import NODE
 
 
 def decide(policy: Policy, *views: JobView, count: int = 2) -> list[tuple[str, int, int]]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from fedsched.core.cluster import Node
 from fedsched.core.ids import JobId, NodeName
-from fedsched.core.job import JobSpec, Range
-from fedsched.sim.dl2_workload import CLASSES, NODE, job_id
+from fedsched.sim.dl2_workload import CLASSES, NODE, job_of
 from fedsched.sim.ports import SimulatedJob
 
 WORKLOADS = (
@@ -59,24 +58,17 @@ def golden_jobs(path: Path) -> tuple[SimulatedJob, ...]:
     """The jobs of a golden file, which name type (1..8), arrival slot, declared and true epochs."""
     content = json.loads(path.read_text())
     params = content["params"]
-    limit = Range(1, params["MAX_NUM_WORKERS"])
-    jobs = []
-    for number, kind, slot, declared, true in content["jobs"]:
-        job_class = CLASSES[kind - 1]
-        spec = JobSpec(
-            job_id=job_id(number),
-            name=f"{job_class.model}-{number}",
-            run="simulated",
-            workers=limit,
-            ps=limit,
-            worker_demand=job_class.worker_demand,
-            ps_demand=job_class.ps_demand,
-            epochs=float(declared),
-            job_type=job_class.model,
-            submitted_s=slot * params["TS_DURATION"],
+    return tuple(
+        job_of(
+            number,
+            CLASSES[kind - 1],
+            slot * params["TS_DURATION"],
+            declared,
+            float(true),
+            params["MAX_NUM_WORKERS"],
         )
-        jobs.append(SimulatedJob(spec, float(true)))
-    return tuple(jobs)
+        for number, kind, slot, declared, true in content["jobs"]
+    )
 
 
 def number_of(job: JobId) -> int:

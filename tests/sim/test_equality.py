@@ -31,7 +31,7 @@ from fedsched.sim.speeds.oracle import oracle
 from fedsched.sim.speeds.points import read_points
 from fedsched.sim.speeds.table import MeasuredSpeeds
 from fedsched.sim.traces import helios
-from fedsched.sim.traces.formats import TraceFormat
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals
 from fedsched.sim.traces.shaping import RigidSpeed, Shape, jobs_of
 from fedsched.sim.world import World

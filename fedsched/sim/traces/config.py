@@ -20,7 +20,8 @@ from fedsched.sim import datafiles, fitting
 from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.traces import gavel
 from fedsched.sim.traces.demand import Demand, demand_of
-from fedsched.sim.traces.formats import TraceFormat, read
+from fedsched.sim.traces.formats import read
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals, TraceJob
 from fedsched.sim.traces.shaping import Elasticity, Shape, jobs_of
 

@@ -1,26 +1,14 @@
-"""The trace formats by name."""
+"""Reads a trace by the name of its format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
 
 from fedsched.sim.traces import alibaba, gavel, helios, itp, philly, plain, tiresias
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals, TraceJob
-
-
-class TraceFormat(StrEnum):
-    """Names of the formats that hold jobs; each module of the same name says which layouts it reads."""
-
-    CSV = "csv"
-    ITP = "itp"
-    PHILLY = "philly"
-    HELIOS = "helios"
-    ALIBABA = "alibaba"
-    GAVEL = "gavel"
-    TIRESIAS = "tiresias"
 
 
 def read(

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from fedsched.sim.fitting import By
-from fedsched.sim.traces.formats import TraceFormat, read
+from fedsched.sim.traces.formats import read
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals, TraceJob
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.errors import InvalidTrace, NotFound
-from fedsched.sim.traces.formats import TraceFormat, read
+from fedsched.sim.traces.formats import read
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Reason, Refusals, TraceJob
 from tests.sim.traces.public import itp, read_all
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.sim.traces import plain
-from fedsched.sim.traces.formats import TraceFormat
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import TraceJob
 from tests.sim.traces.public import read_all
 

@@ -18,3 +18,19 @@ def test_the_core_benchmark_tells_every_policys_cost_beside_the_baselines(capsys
     for cost in costs:
         assert 0 < cost["decision_ms_p50"] <= cost["decision_ms_p99"]
         assert cost["jobs"] == costs[0]["jobs"]
+
+
+def test_the_simulators_benchmark_runs_every_job_of_a_case(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rate over jobs that never ended would flatter the simulator."""
+    assert main(["bench", "sim", "--cases", "queue-1000,dl2-drf", "-o", "json"]) == 0
+    crowded, dl2 = json.loads(capsys.readouterr().out)["cases"]
+    assert (crowded["name"], crowded["policy"], crowded["jobs"]) == ("queue-1000", "srtf", 1001)
+    assert (dl2["name"], dl2["policy"], dl2["jobs"]) == ("dl2-drf", "dl2_drf", 200)
+    for case in (crowded, dl2):
+        assert case["jobs_per_cpu_s"] == pytest.approx(case["jobs"] / case["cpu_s"])
+        assert case["peak_mib"] > 10
+
+
+def test_a_case_that_is_not_there_is_told_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "sim", "--cases", "itp05"]) == 2
+    assert "the cases are itp04-fifo" in capsys.readouterr().err

@@ -1,13 +1,22 @@
-"""Puts a file in place in one step: a reader sees the old one or the new one, never a part."""
+"""Puts a file in place in one step: a reader sees the old one or the new one, never a part.
+
+A link is followed. What is no regular file, a device or a pipe, is written to as it is and never replaced.
+"""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from fedsched.errors import InvalidInput
+
+_numbers = itertools.count()
 
 
 @contextmanager
@@ -17,11 +26,17 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it could not be written; what was there before is still there.
     """
-    beside = _beside(path)
-    try:
-        with beside.open("wb") as file:
+    place = path.resolve()
+    if place.exists() and not place.is_file():
+        with _named(path), path.open("wb") as file:
             yield file
-        beside.replace(path)
+        return
+    beside = _beside(place)
+    try:
+        with _opened(beside, path) as file:
+            yield file
+        with _named(path):
+            beside.replace(place)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -36,19 +51,30 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     Raises:
         OSError: it could not be written; what was there before is still there.
     """
-    beside = _beside(path)
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    with whole(path) as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     if durable:
         sync_folder(path.parent)
+
+
+def refuse_clashes(read: Iterable[Path], written: Iterable[Path]) -> None:
+    """Before anything is written: whether every file to write can be, and is none of the others.
+
+    Raises:
+        InvalidInput: a folder is missing or stands in a file's place, or two of the files are one.
+    """
+    taken = {path.resolve(): path for path in read}
+    for path in written:
+        if not path.parent.is_dir():
+            raise InvalidInput(f"there is no folder {path.parent} to write {path.name} to", "make it, or name another")
+        if path.is_dir():
+            raise InvalidInput(f"{path} is a folder; a file to write was expected", "name a file in it")
+        if path.resolve() in taken and not _is_special(path):
+            raise InvalidInput(f"{path} would be written over {taken[path.resolve()]}", "name another file")
+        taken[path.resolve()] = path
 
 
 def sync_folder(path: Path) -> None:
@@ -60,6 +86,26 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
 def _beside(path: Path) -> Path:
-    """Where a file is written before it is put in place: in the same folder, under a name of this thread's own."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    """Where a file is written before it is put in place: in the same folder, under a name of its own."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.{next(_numbers)}")
+
+
+def _opened(beside: Path, path: Path) -> BinaryIO:
+    with _named(path):
+        return beside.open("wb")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors name the file that was asked for, not the one beside it."""
+    try:
+        yield
+    except OSError as problem:
+        raise type(problem)(problem.errno, problem.strerror, str(path)) from problem

@@ -36,8 +36,8 @@ def read(path: Path, error: type[InvalidInput] = InvalidConfiguration, size_max_
         return yaml.load(data.decode("utf-8-sig"), _Loader)
     except UnicodeDecodeError as problem:
         raise error(f"{path} is not text; YAML in UTF-8 was expected", "check the path") from problem
-    except (yaml.YAMLError, ValueError, OverflowError) as problem:
-        # Values that look like dates or numbers and are none leave the parser as they come.
+    except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError, TypeError) as problem:
+        # Values that look like dates or numbers, or carry the tag of such, and are none leave the parser as they come.
         raise error(f"{path} is not YAML: {problem}", "check the file there") from problem
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from fedsched.files import whole, write_whole
+from fedsched.errors import InvalidInput
+from fedsched.files import refuse_clashes, whole, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -64,3 +66,49 @@ def test_a_file_written_piece_by_piece_is_there_when_it_is_whole(tmp_path: Path)
         file.write("no bytes")  # type: ignore[call-overload]
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_followed_and_stays_one(tmp_path: Path) -> None:
+    """Results that are linked elsewhere must arrive there."""
+    real, link = tmp_path / "real.csv", tmp_path / "link.csv"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """Who replaced /dev/null by a file would break the machine for everybody."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, b"said")
+    assert os.read(reader, 100) == b"said"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_two_files_of_one_thread_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with whole(path) as one, whole(path) as other:
+        one.write(b"one")
+        other.write(b"other")
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_that_would_go_over_each_other_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """An import that is told to write over what it reads must not eat it."""
+    trace, out = tmp_path / "trace.csv", tmp_path / "out.csv"
+    trace.touch()
+    refuse_clashes([trace], [out])
+    for read, written, why in (
+        ([trace], [tmp_path / "." / "trace.csv"], "would be written over"),
+        ([trace], [out, out], "would be written over"),
+        ([trace], [tmp_path], "is a folder"),
+        ([trace], [tmp_path / "none" / "out.csv"], "there is no folder"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            refuse_clashes(read, written)

@@ -50,7 +50,7 @@ Policies = Annotated[
         help="Only these, with commas between them: labels of the experiment's policies, or names of any.",
     ),
 ]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each policy, in place of the file's.")]
+Seeds = Annotated[int | None, typer.Option(min=1, max=100_000, help="Runs of each policy, in place of the file's.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the first run, in place of the file's.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Check the scheduler's invariants after every event, and let judges watch.")
@@ -105,7 +105,10 @@ def run(
     from fedsched.errors import InvalidInput
 
     if (file is None) == (trace is None):
-        raise InvalidInput("an experiment's file or --trace was expected, one of them", "fedsched sim run --help")
+        given = "neither" if file is None else "both"
+        raise InvalidInput(
+            f"an experiment's file or --trace was expected, one of them; {given} is given", "fedsched sim run --help"
+        )
     if file is not None:
         plan = _adjusted(_plan(file), policies, seeds, seed)
     else:
@@ -140,7 +143,7 @@ def _trace_plan(
     again = f"--trace {trace} --format {form.value} --nodes {nodes} --gpus-per-node {gpus_per_node}"
     again += f" --clock {clock.value} --slot-length {slot_length_s:g}"
     again += f" --placement {placement.value}" if placement is not None else ""
-    return Plan(trace.name.split(".")[0], again, experiment, tuple(experiment.policies))
+    return Plan(trace.name.split(".")[0], again, experiment, tuple(experiment.policies), trace)
 
 
 def compare(
@@ -189,7 +192,7 @@ def _plan(file: Path) -> Plan:
     from fedsched.sim.experiment import load_experiment
 
     experiment = load_experiment(file)
-    return Plan(file.stem, str(file), experiment, tuple(experiment.policies))
+    return Plan(file.stem, str(file), experiment, tuple(experiment.policies), file)
 
 
 def _adjusted(plan: Plan, policies: str, seeds: int | None, seed: int | None) -> Plan:

@@ -13,7 +13,8 @@ from typing import Any
 import typer
 
 from fedsched.cli.output import table
-from fedsched.errors import Failed
+from fedsched.errors import Failed, InvalidInput
+from fedsched.files import refuse_clashes
 from fedsched.sim import running
 from fedsched.sim.comparing import Difference, Interval, Summary, differences, summarise
 from fedsched.sim.experiment import ExperimentConfig
@@ -33,6 +34,8 @@ class Plan:
     experiment: ExperimentConfig
     policies: tuple[str, ...]
     """Labels, in the order in which results are shown."""
+    source: Path
+    """The file that it was read from."""
 
     @property
     def seeds(self) -> range:
@@ -48,15 +51,16 @@ class Files:
     parquet: Path | None = None
     html: Path | None = None
 
-    def refuse_missing_folders(self) -> None:
-        """Nobody wants to learn of a mistyped folder after an hour of simulation.
+    def refuse_bad_places(self, read: Sequence[Path]) -> None:
+        """Nobody wants to learn of a mistyped place after an hour of simulation.
+
+        Args:
+            read: files that the runs are made from.
 
         Raises:
-            Failed: a folder is not there.
+            InvalidInput: a file could not be written, or would be written over another.
         """
-        for path in (self.per_job, self.parquet, self.html):
-            if path is not None and not path.parent.is_dir():
-                raise Failed(f"there is no folder {path.parent} to write {path.name} to", "make it, or name another")
+        refuse_clashes(read, [path for path in (self.per_job, self.parquet, self.html) if path is not None])
 
     def write(self, runs: Sequence[RunResult]) -> None:
         """Write those that are wanted."""
@@ -89,7 +93,7 @@ def carry_out(
     Raises:
         Failed: some runs are partial. Everything is printed and written before.
     """
-    files.refuse_missing_folders()
+    files.refuse_bad_places([plan.source for plan in plans])
     jobs = {plan.name: _tell_load(plan) for plan in plans}
     requests = [
         Request(plan.name, plan.experiment, label, seed, jobs[plan.name], check)
@@ -134,11 +138,21 @@ def _tell_load(plan: Plan) -> int:
     Also finds out whether jobs and policies can be made at all, before anything runs.
     """
     for label in plan.policies:
-        running.make_policy(plan.experiment.policies[label], plan.experiment.seed)
+        policy = running.make_policy(plan.experiment.policies[label], plan.experiment.seed)
+        if getattr(policy, "rebuilds", False) and not plan.experiment.rebuild:
+            raise InvalidInput(
+                f"policy {label} fills an empty cluster every slot, and {plan.name} keeps tasks where they run",
+                "give the experiment `clock: slots` and `rebuild: true`, or choose another policy",
+            )
     load = running.load_of(plan.experiment)
     length = f"slots of {plan.experiment.slot_length_s:g} s"
     clock = length if plan.experiment.clock == "slots" else "exact times"
     typer.echo(f"{plan.name}: {clock}; seed {plan.experiment.seed}: {load}", err=True)
+    if load.homeless:
+        which = (
+            f"{load.homeless} jobs fit on no cluster and will wait for ever, the first of them {load.first_homeless}"
+        )
+        typer.echo(f"{plan.name}: {which}", err=True)
     return load.jobs
 
 

@@ -123,10 +123,12 @@ def import_(
 ) -> None:
     """Bring a public trace into the form that simulations read, and tell what was left out and why."""
     from fedsched.errors import InvalidTrace
+    from fedsched.files import refuse_clashes
     from fedsched.sim.traces import dl2, formats, plain
     from fedsched.sim.traces.demand import Demand, counted
     from fedsched.sim.traces.record import Refusals
 
+    refuse_clashes([file], [path for path in (out, refused) if path is not None])
     demand = Demand()
     left_out = Refusals()
     if form == SPEEDS:

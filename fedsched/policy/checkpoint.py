@@ -84,8 +84,9 @@ def load(path: Path) -> Checkpoint:
     """
     try:
         data = path.read_bytes()
-    except OSError as problem:
-        raise CorruptCheckpoint(f"cannot read checkpoint {path}: {problem.strerror}", HINT) from problem
+    except (OSError, ValueError) as problem:  # a name with a null character is no OSError
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise CorruptCheckpoint(f"cannot read checkpoint {path}: {why}", HINT) from problem
     return from_bytes(data, str(path))
 
 

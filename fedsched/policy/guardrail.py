@@ -27,14 +27,14 @@ def decide(question: AskPolicy, policy: Policy, fallback: Policy) -> Decision:
     try:
         answer = _answer(question, policy)
         problem = judge(question, answer)
-    except Exception as error:  # A policy can be anybody's code; whatever it raises must not stop the cluster.
+    except (Exception, SystemExit) as error:  # A policy can be anybody's code; nothing it raises may stop the cluster.
         problem = f"{type(error).__name__}: {error} ({_where(error)})"
     if problem is None:
         return answer
     return fall_back(question, fallback, f"policy {policy.name} (version {policy.version}): {problem}")
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """The line that raised it, for whoever wrote the policy."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{PurePath(frame.filename).name}, line {frame.lineno}"

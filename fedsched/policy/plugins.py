@@ -22,7 +22,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 
 from fedsched.core.decision import Policy
-from fedsched.errors import InvalidConfiguration
+from fedsched.errors import FedschedError, InvalidConfiguration
 
 GROUP = "fedsched.policies"
 
@@ -50,7 +50,7 @@ def load(name: str) -> type[Policy]:
     entry = found[0]
     try:
         kind = entry.load()
-    except Exception as problem:  # Somebody else's module can fail in any way while it is imported.
+    except (Exception, SystemExit) as problem:  # Somebody else's module can fail in any way while it is imported.
         raise InvalidConfiguration(
             f"policy {name} of package {packages[0]} cannot be imported from {entry.value}: "
             f"{type(problem).__name__}: {problem}",
@@ -100,7 +100,13 @@ def make(name: str, plain: Mapping[str, Any]) -> Policy:
     """
     kind: Callable[..., Policy] = load(name)
     options = options_of(name, plain)
-    return kind() if options is None else kind(options)
+    try:
+        return kind() if options is None else kind(options)
+    except FedschedError:
+        raise
+    except (Exception, SystemExit) as problem:  # Somebody else's class can fail in any way, too.
+        why = f"{type(problem).__name__}: {problem}"
+        raise InvalidConfiguration(f"policy {name} cannot be made: {why}", "report it to its authors") from problem
 
 
 @lru_cache(maxsize=8)

@@ -37,6 +37,8 @@ class _Reference(ABC):
 
     name: ClassVar[str]
     version: ClassVar[int] = 0
+    rebuilds: ClassVar[bool] = True
+    """It needs clusters that are filled anew every slot."""
 
     def decide(self, observation: Observation, budget: Budget) -> Decision:
         """Spend the slot by the algorithm's rule.
@@ -48,7 +50,7 @@ class _Reference(ABC):
             raise InvalidInput(
                 f"policy {self.name} decides on clusters that are filled anew every slot, and this one keeps tasks"
                 " where they run",
-                f"set the cluster's placement to rebuild, or choose {self.name.removeprefix('dl2_')}",
+                f"have every slot rebuilt, or choose {self.name.removeprefix('dl2_')}",
             )
         # Observations come sorted by arrival and id, which is how ties are settled: a job's index is its rank.
         self._spend(observation, [view for view in observation.jobs if not view.pinned], budget)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,9 +22,10 @@ from pydantic import (
 from fedsched.config import CPUS_MAX, KIND, MEMORY_MAX_GB, Name, NodeConfig, PolicyConfig, Tree, load, parse, read
 from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node
-from fedsched.core.job import Allocation
+from fedsched.core.job import LENGTH_MAX_S, Allocation
 from fedsched.core.packing import pack
 from fedsched.errors import InvalidConfiguration, InvalidInput
+from fedsched.policy import plugins
 from fedsched.sim.cluster import Rules
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.ports import SpeedModel, Workload
@@ -37,6 +38,7 @@ from fedsched.sim.workload import Mix, WorkloadConfig
 
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
 SLOTS_MAX = 100_000_000
+SEEDS_MAX = 100_000
 FOLDER = "folder"
 """Where validators find the experiment file's folder, from which paths in it count."""
 
@@ -166,11 +168,11 @@ class ExperimentConfig(Tree):
     """By the label that the results carry; paths of checkpoints are relative to this file."""
     seed: int = Field(default=0, ge=0)
     """Of the first run; the next run draws from the next seed."""
-    seeds: int = Field(default=5, ge=1)
+    seeds: int = Field(default=5, ge=1, le=SEEDS_MAX)
     """How many runs; each draws its jobs from a seed of its own, the same for every policy."""
     clock: Literal["slots", "exact"] = "slots"
     """Whether decisions are made at slot starts only, or whenever something happens."""
-    slot_length_s: float = Field(default=10.0, gt=0)
+    slot_length_s: float = Field(default=10.0, ge=1e-3, le=LENGTH_MAX_S)
     slots_max: int = Field(default=5_000, ge=1, le=SLOTS_MAX)
     """After as many slots nothing new starts, and jobs that wait never end."""
     costs: CostsConfig = CostsConfig(start_s=1.0, scale_s=0.2, stop_s=0.5)
@@ -355,12 +357,16 @@ def with_policies(experiment: ExperimentConfig, labels: Sequence[str]) -> tuple[
     known = {label: policy for label, policy in added.items() if policy is not None}
     unknown = [label for label in added if label not in known]
     if unknown:
-        near = [name for label in unknown for name in difflib.get_close_matches(label, experiment.policies, n=1)]
+        near = _nearest(unknown, experiment.policies) or _nearest(unknown, plugins.available())
         raise InvalidInput(
             f"there is no policy {', '.join(unknown)}; the experiment has {', '.join(experiment.policies)}",
-            f"did you mean {', '.join(near)}?" if near else "name some of these, or add it to the experiment's file",
+            f"did you mean {', '.join(near)}?" if near else "name some of these, or any of `fedsched policy list`",
         )
     return experiment.model_copy(update={"policies": {**experiment.policies, **known}}), wanted
+
+
+def _nearest(unknown: Iterable[str], known: Iterable[str]) -> list[str]:
+    return [name for label in unknown for name in difflib.get_close_matches(label, list(known), n=1)]
 
 
 def _by_name(name: str) -> PolicyConfig | None:

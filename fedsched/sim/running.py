@@ -16,6 +16,7 @@ from fedsched.core.events import Event, JobExited, PolicyDecided
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import Allocation, JobStatus
 from fedsched.core.resources import Resources, total
+from fedsched.core.routing import fits
 from fedsched.errors import FedschedError
 from fedsched.policy.reference import Dl2Optimus
 from fedsched.policy.registry import heuristic, make
@@ -202,6 +203,9 @@ class Load:
     """Amount of it times hours."""
     offered: float
     """Amount of it on all nodes."""
+    homeless: int = 0
+    """Jobs whose minimum no cluster could hold, were it empty."""
+    first_homeless: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -223,18 +227,28 @@ def load_of(experiment: ExperimentConfig) -> Load:
     """
     speeds = experiment.speed_model(experiment.seed)
     jobs, first_s, last_s = 0, 0.0, 0.0
+    nodes = [cluster.all_nodes() for cluster in experiment.clusters]
+    held: dict[tuple[object, ...], bool] = {}
+    homeless: list[JobId] = []
     wanted = [0.0] * len(KINDS)
     for job in experiment.jobs().draw(experiment.seed):
         last_s = job.spec.submitted_s
         first_s = last_s if jobs == 0 else first_s
         jobs += 1
+        spec = job.spec
+        demand = (spec.worker_demand, spec.ps_demand, spec.minimum, spec.accelerators)
+        if demand not in held:
+            held[demand] = any(fits(cluster, spec, spec.minimum) for cluster in nodes)
+        if not held[demand]:
+            homeless.append(spec.job_id)
         alone_s = _alone_s(job, speeds)
         for kind, amount in enumerate(_amounts(job.spec.demand_of(job.spec.minimum))):
             wanted[kind] += amount * alone_s
-    capacity = total([node.capacity for cluster in experiment.clusters for node in cluster.all_nodes()])
+    capacity = total([node.capacity for cluster in nodes for node in cluster])
     offered = _amounts(capacity)
     most = max(range(len(KINDS)), key=lambda kind: wanted[kind] / offered[kind] if offered[kind] else 0.0)
-    return Load(jobs, last_s - first_s, KINDS[most], wanted[most] / 3600, offered[most])
+    first = homeless[0] if homeless else ""
+    return Load(jobs, last_s - first_s, KINDS[most], wanted[most] / 3600, offered[most], len(homeless), first)
 
 
 def _amounts(resources: Resources) -> tuple[float, float, float]:

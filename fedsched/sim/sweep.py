@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -25,7 +27,9 @@ Told = Callable[[float], None]
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A run computes on one core: as many runs as there are cores go on at once."""
 
-DIED = "its process died, most likely for lack of memory"
+PARENT_CHECK_S = 1.0
+"""How often a worker looks whether who started it is still there."""
+DIED = "its process died: killed, out of memory, or ended by the policy itself"
 
 
 class Engine(StrEnum):
@@ -179,8 +183,15 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _begin() -> None:
-    """An interruption is for the process that the user sees; it ends the others."""
+    """An interruption is for the process that the user sees; it ends the others, and they end when it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
 
 
 # --- On a Ray cluster --------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from pydantic import AfterValidator, Field, model_validator
 from fedsched.config import Tree
 from fedsched.core.cluster import Node
 from fedsched.core.ids import JobId, NodeName, stream
-from fedsched.core.job import Allocation, JobSpec, Range
+from fedsched.core.job import LENGTH_MAX_S, Allocation, JobSpec, Range
 from fedsched.core.resources import Resources
 from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.speed import SPEEDS
 
 T = TypeVar("T")
 
+JOBS_MAX = 10_000_000
 MEMORY_MIB = 512
 """What every simulated task takes; CPUs are what is scarce here."""
 
@@ -71,8 +72,8 @@ class WorkloadConfig(JobMix):
     """A workload file: how many jobs of which mix come how fast."""
 
     kind: Literal["mix"] = "mix"
-    jobs: int = Field(default=16, ge=1)
-    gap_s: float = Field(ge=0)
+    jobs: int = Field(default=16, ge=1, le=JOBS_MAX)
+    gap_s: float = Field(ge=0, le=LENGTH_MAX_S)
     """Mean time between arrivals, which are a Poisson process; 0: all at once."""
 
 

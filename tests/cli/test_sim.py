@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsched.policy.tetris import Tetris
 from tests.cli.conftest import Run
 
 
@@ -175,3 +176,31 @@ def test_help_shows_the_command_and_stays_light() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert re.search(r"^  sim +Compare policies in simulation\.$", result.stdout, re.MULTILINE)
+
+
+def test_a_policy_for_rebuilt_clusters_is_refused_before_anything_runs(run: Run, tiny: str) -> None:
+    """The other policies' hours would be spent for a table with a hole."""
+    result = run("sim", "run", tiny, "--policies", "drf,dl2_drf")
+    assert (result.code, result.out) == (2, "")
+    assert "give the experiment `clock: slots` and `rebuild: true`" in result.err
+
+
+def test_jobs_that_fit_nowhere_are_told_before_the_run(run: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,num_gpu,submit_s,duration_s\nsmall,1,0,10\nlarge,99,0,10\n")
+    result = run("sim", "run", "--trace", str(trace), "--nodes", "1", "--policy", "srtf")
+    assert result.code == 1
+    assert "1 jobs fit on no cluster and will wait for ever, the first of them large" in result.err
+
+
+def test_a_policy_that_ends_the_process_ends_its_run_only(run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that were made before it are somebody's night of work."""
+
+    def leave(self: Tetris, observation: object, budget: object) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(Tetris, "decide", leave)
+    result = run("sim", "run", tiny, "--policies", "srtf,tetris", "--seeds", "1", "--workers", "1")
+    assert result.code == 1
+    assert "SystemExit" in result.err
+    assert "srtf" in result.out

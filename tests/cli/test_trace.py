@@ -88,9 +88,8 @@ def test_a_folder_that_is_not_there_is_told(run: Run, trace: Path, tmp_path: Pat
     """A long import that cannot be written must say where it could not be."""
     result = run("trace", "import", "csv", str(trace), str(tmp_path / "no" / "out.csv"))
 
-    assert result.code == 1
-    assert str(tmp_path / "no") in result.err
-    assert "No such file or directory" in result.err
+    assert result.code == 2
+    assert f"there is no folder {tmp_path / 'no'}" in result.err
 
 
 SPEED = "('vgg-16', 'dist_sync', 64, 2, 3, [2.5, 2.25, 2.0], [1.0, 2.0], [0.5, 0.5, 0.25])"
@@ -156,3 +155,10 @@ def test_a_table_of_speeds_cannot_be_fitted(run: Run, trace: Path, tmp_path: Pat
 
     assert result.code == 2
     assert "'dl2' is not one of" in result.err
+
+
+def test_a_trace_is_never_written_over_by_its_own_import(run: Run, trace: Path) -> None:
+    """It may be the only copy."""
+    result = run("trace", "import", "csv", str(trace), str(trace), "--refused", str(trace))
+    assert (result.code, trace.read_text()) == (2, TRACE)
+    assert "would be written over" in result.err

@@ -79,6 +79,8 @@ class Observation(Record, frozen=True):
     jobs: tuple[JobView, ...]
     time_s: float = 0.0
     """When the slot started."""
+    finished: tuple[tuple[JobId, float], ...] = ()
+    """Jobs that have succeeded since the last question, with the task-seconds that each took in all."""
 
     @property
     def capacity(self) -> Resources:

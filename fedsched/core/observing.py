@@ -22,6 +22,7 @@ def observe(state: ClusterState) -> Observation:
         nodes=tuple(state.nodes[name] for name in sorted(state.nodes)),
         jobs=tuple(_view(state, job) for job in state.ordered() if job.status.phase in VISIBLE),
         time_s=state.slot_started_s,
+        finished=tuple(state.finished),
     )
 
 
@@ -34,6 +35,7 @@ def observe_some(state: ClusterState, job_ids: Iterable[JobId]) -> Observation:
         nodes=(),
         jobs=tuple(_view(state, job) for job in jobs),
         time_s=state.slot_started_s,
+        finished=tuple(state.finished),
     )
 
 

@@ -73,7 +73,7 @@ class RankedQueue:
         """Jobs whose ranks are wanted; none if the order stands."""
         again: Iterable[JobId] = ()
         if self.rules.rerank == "all":
-            again = self._where
+            again = self._keys  # those that start or stop just now too: who is not asked about is taken for gone
         elif self.rules.rerank == "running":
             again = [job_id for _, _, job_id in self._running]
         return list(dict.fromkeys([*self.unranked, *again]))

@@ -270,6 +270,9 @@ class Scheduler:
     def _finish(self, event: JobExited, job: LiveJob, trigger: Trigger, reason: Reason, message: str) -> SaveJob:
         done = max(0.0, job.status.progress.epochs - job.slot_epochs)
         self.state.ended.append((job.spec.job_id, done / job.spec.epochs))
+        if trigger is Trigger.SUCCEEDED:
+            taken_s = sum(self.state.attained(job, event.time_s).values())
+            self.state.finished.append((job.spec.job_id, taken_s))
         return self._move(event.time_s, job, trigger, reason, message, placement=(), finished_s=event.time_s)
 
     # --- slots
@@ -333,13 +336,16 @@ class Scheduler:
             if not observation.jobs:
                 return []
             state.asked_slot = state.slot
+            state.finished.clear()
             config = state.config
             return [AskPolicy(observation, config.keep_running, rebuild=config.rebuild, placement=config.placement)]
         asked = self.queue.to_ask()
         if not asked:
             return self._follow_ranks(time_s)
         state.asked_slot = state.slot
-        return [AskPolicy(observe_some(state, asked), state.config.keep_running, ranks=True)]
+        question = AskPolicy(observe_some(state, asked), state.config.keep_running, ranks=True)
+        state.finished.clear()
+        return [question]
 
     def _carry_out(self, time_s: float, decision: Decision) -> list[Command]:
         state = self.state

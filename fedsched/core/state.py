@@ -129,6 +129,8 @@ class ClusterState:
     """Whether the open question is about ranks only."""
     ended: list[tuple[JobId, float]] = field(default_factory=list)
     """Jobs that ended in this slot, with what they did in it as a fraction of their declared epochs."""
+    finished: list[tuple[JobId, float]] = field(default_factory=list)
+    """Jobs that have succeeded since the policy was last asked, with the task-seconds that each took in all."""
     arrivals: int = 0
     elastic: int = 0
     """Live jobs that can run with more than one allocation."""

@@ -9,6 +9,7 @@ that has waited `promote_knob` times as long as it has run begins anew.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -67,7 +68,16 @@ class Las2d(Discipline):
         if later:
             for view in views.values():
                 self._move(view, observation.time_s)
-        return [(float(self._level[view.job_id]), float(self._position(view.job_id))) for view in observation.jobs]
+        self._arrange(views)
+        return self._places(observation.jobs)
+
+    def _arrange(self, views: dict[JobId, JobView]) -> None:
+        """Order each queue anew; here they stay as they are."""
+
+    def _places(self, jobs: Sequence[JobView]) -> list[Key]:
+        """Queue and place in it."""
+        place = {job_id: at for queue in self._queues for at, job_id in enumerate(queue)}
+        return [(float(self._level[view.job_id]), float(place[view.job_id])) for view in jobs]
 
     def _follow(self, views: dict[JobId, JobView]) -> None:
         """Drop who has left; in every queue, those that run now before those that wait."""
@@ -99,9 +109,6 @@ class Las2d(Discipline):
             del self._queues[before][job_id]
         self._level[job_id] = level
         self._queues[level][job_id] = running
-
-    def _position(self, job_id: JobId) -> int:
-        return list(self._queues[self._level[job_id]]).index(job_id)
 
     def _service(self, view: JobView) -> float:
         return attained(view) - self._discount.get(view.job_id, 0.0)

@@ -33,6 +33,9 @@ from fedsched.policy.heuristics import by_arrival, next_step, remaining_times_s
 
 Array = NDArray[np.float64]
 
+WORK_MAX = 1e100
+"""A speed of next to nothing means work without end; sums of it must stay numbers."""
+
 
 class TetrisOptions(Tree):
     """How Tetris weighs."""
@@ -99,6 +102,7 @@ class _Packing:
 
 def scores(alignment: Array, work: Array, live: NDArray[np.bool_], weight: float) -> Array:
     """Alignment less weighted work; `live` marks the candidates, which alone set the scale between the two."""
+    work = np.minimum(work, WORK_MAX)
     mean_work = float(work[live].mean())
     scale = float(alignment[live].mean()) / mean_work if mean_work else 0.0
     return alignment - weight * scale * work

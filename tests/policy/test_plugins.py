@@ -25,6 +25,7 @@ PROMISED = [
     "fifo",
     "gavel_makespan",
     "gavel_maxmin",
+    "gittins",
     "las",
     "las2d",
     "optimus",

@@ -7,6 +7,8 @@ loaded one (the rule of DL2's reference code, by dominant share instead of a sum
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import lru_cache
+from heapq import heappop, heappush
 from random import Random
 
 from fedsched.core.choosing import Rule, left_over
@@ -17,58 +19,146 @@ from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, alloca
 from fedsched.core.packing import pack
 from fedsched.core.resources import Resources
 
+FIELD_BITS = 48
+"""Of one resource within an amount."""
+_ZERO = 1 << (FIELD_BITS - 2)
+ENOUGH = sum(_ZERO << FIELD_BITS * field for field in range(3))
+"""Added to what is free, so that it may fall below nothing: a bit of it that is gone says that something lacks."""
+_FIELD = (1 << FIELD_BITS) - 1
+
+
+def _amount(resources: Resources) -> int:
+    """The resources as one integer, which adds, subtracts and compares at the price of one number."""
+    return resources.cpu_milli + (resources.gpu_milli << FIELD_BITS) + (resources.memory_mib << 2 * FIELD_BITS)
+
+
+def _resources(free: int) -> Resources:
+    """What an amount with `ENOUGH` added to it stands for."""
+    cpu, gpu, memory = (((free >> FIELD_BITS * field) & _FIELD) - _ZERO for field in range(3))
+    return Resources(cpu, memory, gpu)
+
+
+_Kind = tuple[str, bool, Resources]
+"""What of a node does not change within a slot: accelerator, whether it takes tasks, capacity."""
+
 
 class _Rooms:
-    """What is free on each node. `soft` is what running tasks hold that nobody has granted again yet."""
+    """What is free on each node. `soft` is what running tasks hold that nobody has granted again yet.
+
+    Nodes of one kind with as much free and as much soft are as good as each other but for their names, and in a large
+    cluster there are few such groups; so a node is chosen among groups. Amounts are integers; see `_amount`.
+    """
 
     def __init__(self, nodes: Iterable[Node], rule: Rule, chance: Random) -> None:
         self._rule = rule
         self._chance = chance
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
-        self.free = {name: node.capacity for name, node in self.nodes.items()}
-        self.soft = {name: Resources() for name in self.nodes}
+        self.free = {name: ENOUGH + _amount(node.capacity) for name, node in self.nodes.items()}
+        self.soft = dict.fromkeys(self.nodes, 0)
+        self._names = list(self.nodes)
+        self._index = {name: index for index, name in enumerate(self._names)}
+        self._kinds = {name: (node.accelerator, node.schedulable, node.capacity) for name, node in self.nodes.items()}
+        self._groups: dict[tuple[_Kind, int, int], list[int]] = {}
+        """Heaps of indices of nodes, some of which may have left; filled when a node is first chosen."""
 
-    def take(self, node: NodeName, demand: Resources) -> None:
-        self.free[node] = self.free[node] - demand
+    def take(self, node: NodeName, demand: int) -> None:
+        self._set(node, self.free[node] - demand, self.soft[node])
 
-    def give_back(self, node: NodeName, demand: Resources) -> None:
-        self.free[node] = self.free[node] + demand
+    def give_back(self, node: NodeName, demand: int) -> None:
+        self._set(node, self.free[node] + demand, self.soft[node])
 
-    def choose(
-        self, demand: Resources, accelerators: tuple[str, ...], own: Collection[NodeName] = ()
-    ) -> NodeName | None:
+    def soften(self, node: NodeName, demand: int) -> None:
+        self._set(node, self.free[node], self.soft[node] + demand)
+
+    def confirm(self, node: NodeName, demand: int) -> None:
+        """What was soft is granted."""
+        self._set(node, self.free[node] - demand, self.soft[node] - demand)
+
+    def release(self, node: NodeName, demand: int) -> None:
+        """What was granted is soft again."""
+        self._set(node, self.free[node] + demand, self.soft[node] + demand)
+
+    def fits(self, node: NodeName, demand: int) -> bool:
+        return (self.free[node] - demand) & ENOUGH == ENOUGH
+
+    def _set(self, node: NodeName, free: int, soft: int) -> None:
+        self.free[node], self.soft[node] = free, soft
+        if self._groups:
+            heappush(self._groups.setdefault((self._kinds[node], free, soft), []), self._index[node])
+
+    def choose(self, demand: int, accelerators: tuple[str, ...], own: Collection[NodeName] = ()) -> NodeName | None:
         """A node with room by the rule, before any that would push a running task from its place.
 
         Args:
             own: nodes that the job is on already; `consolidate` prefers them.
         """
-        candidates = [
-            name
-            for name, node in self.nodes.items()
-            if node.schedulable
-            and demand.fits_in(self.free[name])
-            and (not accelerators or node.accelerator in accelerators)
-        ]
-        if not candidates:
-            return None
-        return min(
-            candidates,
-            key=lambda name: (
-                not demand.fits_in(self.free[name] - self.soft[name]),
-                _preference(self.nodes[name].accelerator, accelerators),
-                self._rank(name, demand, own),
-                name,
-            ),
-        )
-
-    def _rank(self, name: NodeName, demand: Resources, own: Collection[NodeName]) -> tuple[float, ...]:
-        if self._rule == "spread":
-            capacity = self.nodes[name].capacity
-            return ((capacity - self.free[name] + demand).dominant_share(capacity),)
         if self._rule == "random":
-            return (self._chance.random(),)
-        fullest = left_over(self.free[name])
-        return fullest if self._rule == "pack" else (name not in own, *fullest)
+            return self._choose_any(demand, accelerators)
+        found = [
+            (*self._grade(group, demand, accelerators), True, *self._rank(group, demand), first)
+            for group, first in self._fitting(demand, accelerators)
+        ]
+        if self._rule == "consolidate":
+            for name in own:
+                if name not in self.nodes:
+                    continue  # it is lost, and the job's minimum still counts as being there
+                group = (self._kinds[name], self.free[name], self.soft[name])
+                if _takes(group[0], accelerators) and self.fits(name, demand):
+                    graded = self._grade(group, demand, accelerators)
+                    found.append((*graded, False, *self._rank(group, demand), self._index[name]))
+        return self._names[int(min(found)[-1])] if found else None
+
+    def _choose_any(self, demand: int, accelerators: tuple[str, ...]) -> NodeName | None:
+        best: tuple[bool, int, float, NodeName] | None = None
+        for name in self._names:
+            if _takes(self._kinds[name], accelerators) and self.fits(name, demand):
+                group = (self._kinds[name], self.free[name], self.soft[name])
+                graded = (*self._grade(group, demand, accelerators), self._chance.random(), name)
+                best = graded if best is None or graded < best else best
+        return best[-1] if best is not None else None
+
+    def _fitting(self, demand: int, accelerators: tuple[str, ...]) -> list[tuple[tuple[_Kind, int, int], int]]:
+        """Groups of nodes with room, each with the index of its first node."""
+        if not self._groups:
+            for index, name in enumerate(self._names):
+                self._groups.setdefault((self._kinds[name], self.free[name], self.soft[name]), []).append(index)
+        found, empty = [], []
+        for group, members in self._groups.items():
+            kind, free, soft = group
+            if (free - demand) & ENOUGH != ENOUGH or not _takes(kind, accelerators):
+                continue
+            while members and not self._belongs(members[0], free, soft):
+                heappop(members)
+            if members:
+                found.append((group, members[0]))
+            else:
+                empty.append(group)
+        for group in empty:
+            del self._groups[group]
+        return found
+
+    def _belongs(self, index: int, free: int, soft: int) -> bool:
+        name = self._names[index]
+        return self.free[name] == free and self.soft[name] == soft
+
+    def _grade(self, group: tuple[_Kind, int, int], demand: int, accelerators: tuple[str, ...]) -> tuple[bool, int]:
+        (accelerator, _, _), free, soft = group
+        return (free - soft - demand) & ENOUGH != ENOUGH, _preference(accelerator, accelerators)
+
+    def _rank(self, group: tuple[_Kind, int, int], demand: int) -> tuple[float, ...]:
+        if self._rule == "spread":
+            return (_share_with(group[0][2], group[1], demand),)
+        return left_over(_resources(group[1]))
+
+
+def _takes(kind: _Kind, accelerators: tuple[str, ...]) -> bool:
+    return kind[1] and (not accelerators or kind[0] in accelerators)
+
+
+@lru_cache(maxsize=65_536)
+def _share_with(capacity: Resources, free: int, demand: int) -> float:
+    """The dominant share of a node that is taken once it holds this too."""
+    return (capacity - _resources(free - demand)).dominant_share(capacity)
 
 
 def _preference(accelerator: str, accelerators: tuple[str, ...]) -> int:
@@ -81,15 +171,38 @@ class _Grant:
     def __init__(self, view: JobView) -> None:
         self.view = view
         self.granted: list[TaskPlacement] = []
-        self.unconfirmed = {role: [entry for entry in view.placement if entry.role is role] for role in Role}
+        self.unconfirmed: dict[Role, list[TaskPlacement]] = {Role.WORKER: [], Role.PS: []}
+        for entry in view.placement:
+            self.unconfirmed[entry.role].append(entry)
+        self.amounts = {Role.WORKER: _amount(view.worker_demand), Role.PS: _amount(view.ps_demand)}
+        self._counts = {Role.WORKER: 0, Role.PS: 0}
+        self._taken = {entry.task for entry in view.placement}
+        """Names of tasks that run or are granted."""
 
     def demand(self, role: Role) -> Resources:
         return self.view.worker_demand if role is Role.WORKER else self.view.ps_demand
 
     @property
     def allocation(self) -> Allocation:
-        workers = sum(1 for entry in self.granted if entry.role is Role.WORKER)
-        return Allocation(workers, len(self.granted) - workers)
+        return Allocation(self._counts[Role.WORKER], self._counts[Role.PS])
+
+    def add(self, entry: TaskPlacement, role: Role) -> None:
+        self.granted.append(entry)
+        self._counts[role] += 1
+        self._taken.add(entry.task)
+
+    def drop(self, entry: TaskPlacement, role: Role, *, ran: bool) -> None:
+        self.granted.remove(entry)
+        self._counts[role] -= 1
+        if not ran:
+            self._taken.discard(entry.task)
+
+    def unused_name(self, role: Role) -> TaskName:
+        """The lowest index that neither a granted nor a running task of the job carries."""
+        index = 0
+        while (name := task_name(role, index)) in self._taken:
+            index += 1
+        return name
 
 
 class TentativePlacement:
@@ -103,6 +216,7 @@ class TentativePlacement:
 
     def __init__(self, observation: Observation, keep_running: bool = True, rule: Rule = "spread") -> None:
         self._rooms = _Rooms(observation.nodes, rule, stream(observation.slot, "placement"))
+        self._gathers = rule == "consolidate"
         self._grants = {view.job_id: _Grant(view) for view in observation.jobs}
         for grant in self._grants.values():
             self._reserve(grant)
@@ -151,7 +265,7 @@ class TentativePlacement:
         result = Resources()
         for name, node in self._rooms.nodes.items():
             if node.schedulable:
-                result = result + self._rooms.free[name]
+                result = result + _resources(self._rooms.free[name])
         return result
 
     def would_fit(self, job_id: JobId) -> bool:
@@ -164,13 +278,14 @@ class TentativePlacement:
         fits = self._place(grant, roles, view.accelerators)
         if fits:
             for entry in list(grant.granted):
-                self._undo(grant, entry, entry in view.placement)
+                self._undo(grant, entry, entry.role, entry in view.placement)
         return fits
 
     def _reserve(self, grant: _Grant) -> None:
-        for entry in grant.view.placement:
-            if entry.node in self._rooms.soft:
-                self._rooms.soft[entry.node] = self._rooms.soft[entry.node] + grant.demand(entry.role)
+        for role, entries in grant.unconfirmed.items():
+            for entry in entries:
+                if entry.node in self._rooms.soft:
+                    self._rooms.soften(entry.node, grant.amounts[role])
 
     def _confirm_all(self, grant: _Grant) -> None:
         for role in Role:
@@ -189,21 +304,19 @@ class TentativePlacement:
         """Grant a running task its own place again, lowest index first."""
         entry = grant.unconfirmed[role].pop(0)
         if entry.node in self._rooms.free:
-            demand = grant.demand(role)
-            self._rooms.take(entry.node, demand)
-            self._rooms.soft[entry.node] = self._rooms.soft[entry.node] - demand
-        grant.granted.append(entry)
+            self._rooms.confirm(entry.node, grant.amounts[role])
+        grant.add(entry, role)
 
     def _place(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
         """Place all or nothing: spread by load and, where that runs into a corner, packed exactly."""
-        placed: list[tuple[TaskPlacement, bool]] = []
+        placed: list[tuple[TaskPlacement, Role, bool]] = []
         for role in roles:
             entry, stayed = self._place_one(grant, role, allowed)
             if entry is None:
-                for undone, had_stayed in reversed(placed):
-                    self._undo(grant, undone, had_stayed)
+                for undone, its_role, had_stayed in reversed(placed):
+                    self._undo(grant, undone, its_role, had_stayed)
                 return len(roles) > 1 and self._pack(grant, roles, allowed)
-            placed.append((entry, stayed))
+            placed.append((entry, role, stayed))
         return True
 
     def _pack(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
@@ -214,57 +327,43 @@ class TentativePlacement:
             if node.schedulable and (not allowed or node.accelerator in allowed)
         ]
         wanted = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
-        rooms = [self._rooms.free[name] for name in names]
+        rooms = [_resources(self._rooms.free[name]) for name in names]
         found = pack(rooms, grant.demand(Role.WORKER), grant.demand(Role.PS), wanted)
         if found is None:
             return False
         for name, size in zip(names, found, strict=True):
             for role, count in ((Role.WORKER, size.workers), (Role.PS, size.ps)):
                 for _ in range(count):
-                    self._rooms.take(name, grant.demand(role))
-                    grant.granted.append(TaskPlacement(_unused_name(grant, role), name))
+                    self._rooms.take(name, grant.amounts[role])
+                    grant.add(TaskPlacement(grant.unused_name(role), name), role)
         return True
 
     def _place_one(self, grant: _Grant, role: Role, allowed: tuple[str, ...]) -> tuple[TaskPlacement | None, bool]:
-        demand = grant.demand(role)
+        rooms, demand = self._rooms, grant.amounts[role]
         narrowed = allowed != grant.view.accelerators  # else a running task may stay wherever it is
-        for entry in grant.unconfirmed[role]:
-            if (
-                narrowed
-                and entry.node in self._rooms.nodes
-                and self._rooms.nodes[entry.node].accelerator not in allowed
-            ):
+        for position, entry in enumerate(grant.unconfirmed[role]):
+            if entry.node not in rooms.free or (narrowed and rooms.nodes[entry.node].accelerator not in allowed):
                 continue
-            if entry.node in self._rooms.free and demand.fits_in(self._rooms.free[entry.node]):
-                grant.unconfirmed[role].remove(entry)
-                self._rooms.take(entry.node, demand)
-                self._rooms.soft[entry.node] = self._rooms.soft[entry.node] - demand
-                grant.granted.append(entry)
+            if rooms.fits(entry.node, demand):
+                del grant.unconfirmed[role][position]
+                rooms.confirm(entry.node, demand)
+                grant.add(entry, role)
                 return entry, True
-        node = self._rooms.choose(demand, allowed, {entry.node for entry in grant.granted})
+        node = rooms.choose(demand, allowed, {entry.node for entry in grant.granted} if self._gathers else ())
         if node is None:
             return None, False
-        self._rooms.take(node, demand)
-        entry = TaskPlacement(_unused_name(grant, role), node)
-        grant.granted.append(entry)
+        rooms.take(node, demand)
+        entry = TaskPlacement(grant.unused_name(role), node)
+        grant.add(entry, role)
         return entry, False
 
-    def _undo(self, grant: _Grant, entry: TaskPlacement, stayed: bool) -> None:
-        demand = grant.demand(entry.role)
-        grant.granted.remove(entry)
-        self._rooms.give_back(entry.node, demand)
+    def _undo(self, grant: _Grant, entry: TaskPlacement, role: Role, stayed: bool) -> None:
+        grant.drop(entry, role, ran=stayed)
         if stayed:
-            self._rooms.soft[entry.node] = self._rooms.soft[entry.node] + demand
-            grant.unconfirmed[entry.role] = sorted([*grant.unconfirmed[entry.role], entry])
-
-
-def _unused_name(grant: _Grant, role: Role) -> TaskName:
-    """The lowest index that neither a granted nor a running task of the job carries."""
-    taken = {entry.task for entry in (*grant.granted, *grant.view.placement)}
-    index = 0
-    while task_name(role, index) in taken:
-        index += 1
-    return task_name(role, index)
+            self._rooms.release(entry.node, grant.amounts[role])
+            grant.unconfirmed[role] = sorted([*grant.unconfirmed[role], entry])
+        else:
+            self._rooms.give_back(entry.node, grant.amounts[role])
 
 
 def place(

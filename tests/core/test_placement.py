@@ -7,6 +7,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
+from fedsched.core.choosing import Rule
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Allocation, Placement, Range, Role, TaskPlacement, allocation_of, task_name
@@ -201,3 +202,54 @@ def test_a_minimum_that_fits_in_any_way_is_granted(
             if entry.node == machine.name
         ]
         assert sum(taken) * 1000 <= machine.capacity.cpu_milli
+
+
+def chosen_by_looking_at_every_node(
+    seen: Observation, budget: TentativePlacement, asks: JobView, rule: str
+) -> NodeName | None:
+    """Where one more worker of a job without any task goes, by the rule's own words."""
+    used = {one.name: Resources() for one in seen.nodes}
+    soft = dict(used)
+    for job in seen.jobs:
+        granted = budget.placement(job.job_id)
+        for entry in granted:
+            used[entry.node] = used[entry.node] + job.worker_demand
+        for entry in set(job.placement) - set(granted):
+            soft[entry.node] = soft[entry.node] + job.worker_demand
+    ranked = []
+    for one in seen.nodes:
+        free = one.capacity - used[one.name]
+        if not one.schedulable or not asks.worker_demand.fits_in(free):
+            continue
+        after = (used[one.name] + asks.worker_demand).dominant_share(one.capacity)
+        rank = (after,) if rule == "spread" else (free.gpu_milli, free.cpu_milli, free.memory_mib)
+        ranked.append((not asks.worker_demand.fits_in(free - soft[one.name]), *rank, one.name))
+    return NodeName(str(min(ranked)[-1])) if ranked else None
+
+
+@given(
+    capacities=st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    running=st.lists(st.lists(st.integers(0, 7), max_size=4), min_size=1, max_size=5),
+    grants=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), max_size=5),
+    rule=st.sampled_from(["spread", "pack", "consolidate"]),
+)
+@settings(deadline=None)
+def test_the_node_for_a_task_is_the_one_that_a_look_at_every_node_finds(
+    capacities: list[int], running: list[list[int]], grants: list[tuple[int, int]], rule: Rule
+) -> None:
+    """Choosing among groups of like nodes makes a cluster of hundreds affordable; it must not choose others."""
+    nodes = tuple(node(f"n{i}", cpus) for i, cpus in enumerate(capacities))
+    jobs = []
+    for number, where in enumerate(running):
+        entries = [TaskPlacement(task_name(Role.WORKER, i), nodes[at % len(nodes)].name) for i, at in enumerate(where)]
+        jobs.append(view(f"j{number}", workers=(1, 9), ps=(0, 0), cpu=1 + number % 2, placement=tuple(entries)))
+    asks = view("newcomer", workers=(1, 9), ps=(0, 0))
+    seen = Observation(0, 1.0, nodes, (*jobs, asks))
+    budget = TentativePlacement(seen, keep_running=False, rule=rule)
+    for number, workers in grants:
+        budget.grant(JobId(f"j{number}"), workers=workers)
+
+    expected = chosen_by_looking_at_every_node(seen, budget, asks, rule)
+
+    assert budget.grant(asks.job_id, workers=1) == (expected is not None)
+    assert [entry.node for entry in budget.placement(asks.job_id)] == ([expected] if expected is not None else [])

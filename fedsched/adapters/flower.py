@@ -14,7 +14,6 @@ import hashlib
 import logging
 import math
 import os
-from dataclasses import dataclass
 from typing import TypeGuard
 
 # Flower reads these when it is imported: no telemetry, no look for updates.
@@ -29,37 +28,14 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsched.core.ids import ClusterName
-from fedsched.federation.source import Arrays, Gradient
+from fedsched.federation.exchange import GradientReply, GradientRequest
+from fedsched.federation.source import Arrays
 
 logging.getLogger("flwr").setLevel(logging.WARNING)
 
 RUN_ID = 1
 SERVER_NODE = 1
 TRAIN = "train"
-
-
-@dataclass(frozen=True, slots=True)
-class GradientRequest:
-    """What a round asks of one agent."""
-
-    number: int
-    base_version: int
-    batch_size: int
-    seed: int
-    traceparent: str
-
-
-@dataclass(frozen=True, slots=True)
-class GradientReply:
-    """What an agent answers: a gradient, or why there is none."""
-
-    term: int
-    base_version: int
-    gradients: Arrays
-    samples: int
-    metrics: tuple[tuple[str, float], ...]
-    traceparent: str
-    declined: str = ""
 
 
 def node_of(cluster: ClusterName) -> int:
@@ -119,6 +95,7 @@ def request_content(arrays: ArrayRecord, request: GradientRequest) -> RecordDict
             "base-version": request.base_version,
             "batch-size": request.batch_size,
             "seed": request.seed,
+            "samples-min": request.samples_min,
             "traceparent": request.traceparent,
         }
     )
@@ -134,26 +111,22 @@ def read_request(content: RecordDict) -> tuple[Arrays, GradientRequest]:
         batch_size=_integer(config, "batch-size"),
         seed=_integer(config, "seed"),
         traceparent=_text(config, "traceparent"),
+        samples_min=_integer(config, "samples-min") if "samples-min" in config else 1,  # older aggregators do not say
     )
     return from_record(content.array_records["arrays"]), request
 
 
-def reply_content(term: int, base_version: int, gradient: Gradient, traceparent: str) -> RecordDict:
-    """A gradient as message content: one ArrayRecord and one MetricRecord, as Flower's own strategies expect."""
+def reply_content(reply: GradientReply) -> RecordDict:
+    """An answer as message content: one ArrayRecord and one MetricRecord, as Flower's own strategies expect."""
+    config = _reply_config(reply.term, reply.base_version, reply.traceparent)
+    if reply.declined:
+        config["declined"] = reply.declined
+        return RecordDict({"config": config})
     metrics = MetricRecord()
-    metrics["num-examples"] = gradient.samples
-    metrics["loss"] = float(gradient.loss)
-    metrics["entropy"] = float(gradient.entropy)
-    metrics["mean_reward"] = float(gradient.mean_reward)
-    config = _reply_config(term, base_version, traceparent)
-    return RecordDict({"gradients": to_record(gradient.gradients), "metrics": metrics, "config": config})
-
-
-def declined_content(term: int, base_version: int, why: str, traceparent: str) -> RecordDict:
-    """The answer of an agent that has nothing to give."""
-    config = _reply_config(term, base_version, traceparent)
-    config["declined"] = why
-    return RecordDict({"config": config})
+    metrics["num-examples"] = reply.samples
+    for name, value in reply.metrics:
+        metrics[name] = value
+    return RecordDict({"gradients": to_record(reply.gradients), "metrics": metrics, "config": config})
 
 
 def _reply_config(term: int, base_version: int, traceparent: str) -> ConfigRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -10,7 +11,9 @@ from flwr.clientapp import ClientApp
 
 from fedsched import tracing
 from fedsched.adapters import flower
-from fedsched.federation.source import Declined, GradientSource, Hello
+from fedsched.federation import exchange
+from fedsched.federation.exchange import respond
+from fedsched.federation.source import GradientSource, Hello
 
 _log = logging.getLogger(__name__)
 
@@ -22,17 +25,13 @@ def client_app(hello: Callable[[], Hello], learner: GradientSource) -> ClientApp
     @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays, request = flower.read_request(message.content)
-        term = hello().term
         with tracing.span("gradient", parent=request.traceparent, attributes={"round": request.number}) as span:
-            mine = tracing.traceparent(span)
-            try:
-                gradient = learner.gradient(arrays, request.batch_size, request.seed)
-            except Declined as declined:
-                span.set_attribute("declined", str(declined))
-                content = flower.declined_content(term, request.base_version, str(declined), mine)
+            reply = respond(hello(), learner, arrays, request)
+            if reply.declined:
+                span.set_attribute("declined", reply.declined)
             else:
-                span.set_attribute("samples", gradient.samples)
-                content = flower.reply_content(term, request.base_version, gradient, mine)
+                span.set_attribute("samples", reply.samples)
+            content = flower.reply_content(dataclasses.replace(reply, traceparent=tracing.traceparent(span)))
         return Message(content, reply_to=message)
 
     return app
@@ -41,7 +40,7 @@ def client_app(hello: Callable[[], Hello], learner: GradientSource) -> ClientApp
 def decline(message: Message, term: int, why: str) -> Message:
     """An answer that gives nothing, without asking the learner."""
     _, request = flower.read_request(message.content)
-    return Message(flower.declined_content(term, request.base_version, why, request.traceparent), reply_to=message)
+    return Message(flower.reply_content(exchange.decline(term, request, why)), reply_to=message)
 
 
 def answer(app: ClientApp, message: Message, context: Context) -> Message:

@@ -12,9 +12,10 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsched import tracing
 from fedsched.adapters import flower
-from fedsched.core.ids import ClusterName, stream
+from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Absence, DeadlinePassed, RequestUpdates, UpdateArrived, UpdateWithheld
-from fedsched.federation.averaging import Update, inspect
+from fedsched.federation.averaging import Update
+from fedsched.federation.exchange import heard, question_to
 from fedsched.federation.source import Arrays
 
 if TYPE_CHECKING:
@@ -47,13 +48,17 @@ class GradientStrategy(Strategy):
         host: takes the answers.
         node_of: the Flower node of a cluster.
         batch_size: decisions that each gradient is to be computed from.
+        samples_min: fewest decisions that an agent must know the reward of to give one.
         seed: root of the seeds that agents draw their batches with.
     """
 
-    def __init__(self, host: RoundHost, node_of: Callable[[ClusterName], int], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, host: RoundHost, node_of: Callable[[ClusterName], int], *, batch_size: int, samples_min: int, seed: int
+    ) -> None:
         self._host = host
         self._node_of = node_of
         self._batch_size = batch_size
+        self._samples_min = samples_min
         self._seed = seed
         self._request: RequestUpdates | None = None
         self._traceparent = ""
@@ -75,12 +80,12 @@ class GradientStrategy(Strategy):
             node = self._node_of(cluster)
             span = tracing.start("round.request", parent=self._traceparent, attributes={"cluster": cluster})
             self._asked[node] = (cluster, span)
-            chance = stream(self._seed, f"round/{request.number}/{cluster}")
-            question = flower.GradientRequest(
-                number=request.number,
-                base_version=request.base_version,
+            question = question_to(
+                cluster,
+                request,
                 batch_size=self._batch_size,
-                seed=int(chance.random() * 2**31),
+                samples_min=self._samples_min,
+                seed=self._seed,
                 traceparent=tracing.traceparent(span) or self._traceparent,
             )
             content = flower.request_content(arrays, question)
@@ -133,24 +138,8 @@ class GradientStrategy(Strategy):
         try:
             reply = flower.read_reply(message)
         except ValueError as problem:
-            event = UpdateWithheld(request.number, cluster, Absence.REJECTED, str(problem), now_s)
-            self._host.answered(event, None, "")
+            unread = UpdateWithheld(request.number, cluster, Absence.REJECTED, str(problem), now_s)
+            self._host.answered(unread, None, "")
             return
-        if reply.declined:
-            event = UpdateWithheld(request.number, cluster, Absence.DECLINED, reply.declined, now_s)
-            self._host.answered(event, None, reply.traceparent)
-            return
-        seen = inspect(self._host.arrays, reply.gradients)
-        arrived = UpdateArrived(
-            number=request.number,
-            cluster=cluster,
-            term=reply.term,
-            base_version=reply.base_version,
-            samples=reply.samples,
-            norm=seen.norm,
-            finite=seen.finite,
-            misfit=seen.misfit,
-            now_s=now_s,
-            metrics=reply.metrics,
-        )
-        self._host.answered(arrived, Update(cluster, reply.samples, reply.gradients), reply.traceparent)
+        event, update = heard(request.number, cluster, reply, self._host.arrays, now_s)
+        self._host.answered(event, update, reply.traceparent)

@@ -15,7 +15,6 @@ from fedsched.adapters.lease import LeaseKeeper
 from fedsched.agent.assignments import AssignmentWatch, assigned
 from fedsched.agent.deciding import DecidingPolicy
 from fedsched.agent.inbox import Inbox, Stop
-from fedsched.agent.learning import ClusterLearning
 from fedsched.agent.ledger import StoreLedger
 from fedsched.agent.logs import read_logs
 from fedsched.agent.membership import agent_id, take_term
@@ -34,6 +33,7 @@ from fedsched.errors import Conflict
 from fedsched.executor.local import LocalExecutor
 from fedsched.federation.source import Hello
 from fedsched.learn.actor_critic import Learner
+from fedsched.learn.contributing import ClusterLearning
 from fedsched.policy import registry
 from fedsched.policy.dl2 import DL2
 from fedsched.process import on_signal
@@ -197,7 +197,7 @@ class Agent:
         return read
 
     def _join_federation(self, aggregator: str, policy: DL2, learner: Learner) -> FederationClient:
-        learning = ClusterLearning(policy, learner)
+        learning = ClusterLearning(self._cluster, policy, learner)
 
         def hello() -> Hello:
             return Hello(self._cluster, self._term, __version__, policy.name, learning.version, learning.samples)

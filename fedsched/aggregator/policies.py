@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
 from fedsched.errors import Conflict, CorruptCheckpoint
+from fedsched.federation.loop import Version
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.files import write_whole
 from fedsched.policy import checkpoint
-from fedsched.policy.checkpoint import Checkpoint
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Delete, Guard, Put, RevisionIs, Store, Write
 
@@ -23,17 +23,6 @@ ROUNDS_KEPT = 1000
 """Older round records are removed, so that etcd stays small."""
 VERSIONS_KEPT = 50
 """Older policy versions are removed, records and files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A policy version with everything that a round starts from."""
-
-    record: PolicyRecord
-    checkpoint: Checkpoint
-    data: bytes
-    """The checkpoint's file."""
-    optimiser: ServerOptimiser
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ from fedsched.adapters import flower
 from fedsched.adapters.flower_client import answer, client_app, decline
 from fedsched.adapters.flower_grid import StreamGrid
 from fedsched.core.ids import ClusterName
+from fedsched.federation.exchange import GradientRequest
 from fedsched.federation.source import Arrays, Declined, Gradient, Hello
 from tests.live.federation import Update
 
 ARRAYS = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.array([1.5], np.float32)}
-REQUEST = flower.GradientRequest(number=4, base_version=7, batch_size=256, seed=11, traceparent="")
+REQUEST = GradientRequest(number=4, base_version=7, batch_size=256, seed=11, traceparent="")
 
 
 class Source:
@@ -59,7 +60,7 @@ class Loop:
         return True
 
     def ask(self, *nodes: int, batch_size: int = 256) -> list[Message]:
-        request = flower.GradientRequest(4, 7, batch_size, 11, "")
+        request = GradientRequest(4, 7, batch_size, 11, "")
         content = flower.request_content(flower.to_record(ARRAYS), request)
         return [self.grid.create_message(content, flower.TRAIN, node, group_id="4") for node in nodes]
 

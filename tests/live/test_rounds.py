@@ -164,7 +164,10 @@ def test_without_a_quorum_the_policy_stays(store: MemoryStore, tmp_path: Path) -
             record = running.round(1)
 
         assert record.outcome is Outcome.NO_QUORUM
-        assert (record.absent[0].absence, record.absent[0].why) == (Absence.DECLINED, "no decisions yet")
+        assert (record.absent[0].absence, record.absent[0].why) == (
+            Absence.DECLINED,
+            "0 decisions have a reward; the federation asks for at least 32",
+        )
         assert record.finished_s - record.started_s < 10, "nobody waits for the deadline once all have answered"
         assert running.active() == 1
         assert east.offers == []

@@ -1,0 +1,223 @@
+"""Repeats for the rounds what the scheduler's loop does for jobs: tells the core, carries out what it orders.
+
+The same loop holds rounds live and simulated. What differs are the ports: how questions and policies travel, and where
+versions and records are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, assert_never
+
+import numpy as np
+
+from fedsched.core.ids import ClusterName
+from fedsched.core.rounds import (
+    Combine,
+    Combined,
+    CombineFailed,
+    NewWeights,
+    OfferPolicy,
+    PolicyRecord,
+    RefuseMember,
+    RejectUpdate,
+    RequestUpdates,
+    RoundCommand,
+    RoundEvent,
+    RoundRecord,
+    Rounds,
+    RoundSaved,
+    SaveRound,
+)
+from fedsched.federation.averaging import Update, trimmed_mean, weighted_mean
+from fedsched.federation.optimiser import ServerOptimiser
+from fedsched.federation.source import Arrays
+
+
+class Weights(Protocol):
+    """A policy's weights with their story, as they are kept and sent."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """By name."""
+
+    @property
+    def digest(self) -> str:
+        """Identifies the weights, whatever their story."""
+
+    def to_bytes(self) -> bytes:
+        """The file's contents; the same weights and story always give the same bytes."""
+
+    def replaced(self, arrays: Arrays, made: Mapping[str, str | int | float]) -> Self:
+        """Weights of the same shape with these values and this story."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A policy version with everything that a round starts from."""
+
+    record: PolicyRecord
+    checkpoint: Weights
+    data: bytes
+    """The checkpoint's file."""
+    optimiser: ServerOptimiser
+
+
+Combiner = Callable[[Sequence[Update]], Arrays]
+"""Makes one gradient of several."""
+
+
+def combiner(name: str, trim_fraction: float) -> Combiner:
+    """The strategy that configuration names.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name == "weighted_mean":
+        return weighted_mean
+    if name == "trimmed_mean":
+        return lambda updates: trimmed_mean(updates, trim_fraction)
+    raise ValueError(f"there is no strategy {name!r}; weighted_mean or trimmed_mean was expected")
+
+
+class RoundPorts(Protocol):
+    """What the rounds need from the world."""
+
+    def now_s(self) -> float:
+        """The time for the core's events."""
+
+    def ask(self, request: RequestUpdates) -> None:
+        """Put the question to the clusters. `RoundLoop.answered` follows for each answer, then `DeadlinePassed`."""
+
+    def rejected(self, command: RejectUpdate) -> None:
+        """An update was thrown away."""
+
+    def write(self, version: int, digest: str, data: bytes, optimiser: ServerOptimiser) -> NewWeights:
+        """Make a version's files durable; nobody sees them before `save`.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+
+    def save(self, record: RoundRecord, policy: PolicyRecord | None) -> bool:
+        """Make a round's record, and the version it made, durable in one step; False: given up, the process ends."""
+
+    def offer(self, version: Version, clusters: tuple[ClusterName, ...]) -> None:
+        """Send a version to these clusters."""
+
+    def stage(self, name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """A context around what takes long, for traces."""
+
+
+class RoundLoop:
+    """One policy's rounds: the core, the version in force, and the updates of the open round.
+
+    `lock` guards the core, so that a policy that is offered is always the one in force. What takes long, combining and
+    saving, happens without it.
+
+    Args:
+        active: the version in force.
+        combine: makes one gradient of the round's.
+    """
+
+    def __init__(self, core: Rounds, active: Version, combine: Combiner, ports: RoundPorts) -> None:
+        self.lock = threading.RLock()
+        self._core = core
+        self._active = active
+        self._combine_updates = combine
+        self._ports = ports
+        self._updates: dict[ClusterName, Update] = {}
+        self._made: tuple[Weights, bytes, ServerOptimiser] | None = None
+        """What was combined and is not yet saved."""
+
+    @property
+    def core(self) -> Rounds:
+        """Read only."""
+        return self._core
+
+    @property
+    def active(self) -> Version:
+        """The version in force."""
+        return self._active
+
+    @property
+    def arrays(self) -> Arrays:
+        """Weights of the version in force."""
+        return self._active.checkpoint.arrays
+
+    def handle(self, event: RoundEvent) -> list[RoundCommand]:
+        """Tell the core, carry out what it orders; returns that."""
+        return self.answered(event, None)
+
+    def answered(self, event: RoundEvent, update: Update | None) -> list[RoundCommand]:
+        """An asked cluster answered; `update` is set exactly for an `UpdateArrived`.
+
+        Only an update that the core counts is kept: not a late one, not the second one of a cluster.
+        """
+        with self.lock:
+            before = self._counted()
+            commands = self._core.handle(event)
+            if update is not None and update.cluster in self._counted() - before:
+                self._updates[update.cluster] = update
+        for command in commands:
+            self._carry_out(command)
+        return commands
+
+    def _counted(self) -> set[ClusterName]:
+        held = self._core.open
+        return set(held.contributions) if held is not None else set()
+
+    def _carry_out(self, command: RoundCommand) -> None:
+        match command:
+            case RequestUpdates():
+                self._updates = {}
+                self._ports.ask(command)
+            case RejectUpdate():
+                self._ports.rejected(command)
+            case Combine():
+                self.handle(self._combine(command))
+            case SaveRound():
+                self._save(command)
+            case OfferPolicy(_, clusters):
+                self._ports.offer(self._active, clusters)
+            case RefuseMember():
+                pass  # Whoever told of the member sees the command and ends the connection.
+            case _:
+                assert_never(command)
+
+    def _combine(self, command: Combine) -> Combined | CombineFailed:
+        with self._ports.stage("round.combine", {"updates": len(command.accepted)}):
+            gradient = self._combine_updates([self._updates[cluster] for cluster in command.accepted])
+            arrays, optimiser = self._active.optimiser.step(self.arrays, gradient)
+            if not all(bool(np.isfinite(array).all()) for array in arrays.values()):
+                return CombineFailed(command.number, "the new weights hold NaN or infinity", self._ports.now_s())
+            story: dict[str, str | int | float] = {
+                "round": command.number,
+                "parent_version": self._active.record.version,
+                "contributors": ", ".join(command.accepted),
+            }
+            weights = self._active.checkpoint.replaced(arrays, story)
+            data = weights.to_bytes()
+            try:
+                written = self._ports.write(command.version, weights.digest, data, optimiser)
+            except OSError as problem:
+                why = f"the new weights cannot be written: {problem}"
+                return CombineFailed(command.number, why, self._ports.now_s())
+            self._made = (weights, data, optimiser)
+            return Combined(command.number, written, self._ports.now_s())
+
+    def _save(self, command: SaveRound) -> None:
+        attributes = {"outcome": command.record.outcome.value, "version": command.record.version}
+        with self._ports.stage("policy.store", attributes):
+            if not self._ports.save(command.record, command.policy):
+                return
+        self._updates = {}
+        with self.lock:
+            if command.policy is not None:
+                assert self._made is not None
+                self._active = Version(command.policy, *self._made)
+            self._made = None
+            self.handle(RoundSaved(command.record.number))

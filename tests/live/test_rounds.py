@@ -183,7 +183,7 @@ def test_an_agent_that_dies_in_a_round_is_noticed_at_once(store: MemoryStore, tm
         return gradient_of(arrays, seed)
 
     with aggregator(store, tmp_path, RoundConfig(interval_s=0.1, quorum=2, deadline_s=60)) as running:
-        east, west = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(9, hang))
+        east, west = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(90, hang))
         with agents(east):
             assert computing.wait(20)
             west.client.close()

@@ -35,6 +35,7 @@ from fedsched.federation.source import Hello
 from fedsched.learn.actor_critic import Learner
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.policy import registry
+from fedsched.policy.disciplines import ranks
 from fedsched.policy.dl2 import DL2
 from fedsched.process import on_signal
 from fedsched.runtime import codec, keys
@@ -80,7 +81,8 @@ class Agent:
         self._policy = policy
         nodes = tuple(node.node() for node in config.nodes)
         self.scheduler = Scheduler(
-            SchedulerConfig(self._cluster, config.slot.length_s, keep_running=not config.preempt), nodes
+            SchedulerConfig(self._cluster, config.slot.length_s, keep_running=not config.preempt, ranked=ranks(policy)),
+            nodes,
         )
         self._agent_id = agent_id()
         self._started_s = time.time()

@@ -19,7 +19,7 @@ from fedsched.core.cluster import Node
 from fedsched.core.ids import NodeName
 from fedsched.core.job import Allocation, JobSpec, Placement, Role, TaskPlacement, task_name
 from fedsched.core.packing import pack, times
-from fedsched.core.resources import Resources
+from fedsched.core.resources import Resources, total
 
 Rule = Literal["spread", "pack", "consolidate", "random"]
 
@@ -86,6 +86,17 @@ class Rooms:
             found = self._exactly(candidates, spec, size)
         return tuple(sorted(found)) if found is not None else None
 
+    def would_hold(self, spec: JobSpec) -> bool:
+        """Whether a job of fixed size would fit; holds nothing."""
+        places = self.gang(spec)
+        if places is not None:
+            self.give(places, spec)
+        return places is not None
+
+    def left(self) -> Resources:
+        """What is free on all nodes that take tasks."""
+        return total([self._free[name] for name, node in self._nodes.items() if node.schedulable])
+
     def _could_hold(self, candidates: list[NodeName], demand: Resources, count: int) -> bool:
         """Whether as many tasks of one demand fit; tells most gangs that wait apart at little cost."""
         for name in candidates:
@@ -112,7 +123,7 @@ class Rooms:
         for role, count in ((Role.WORKER, size.workers), (Role.PS, size.ps)):
             demand = spec.demand(role)
             for index in range(count):
-                name = self._choose(candidates, demand)
+                name = self._choose(candidates, demand, spec.accelerators)
                 if name is None:
                     self._free = before
                     return None
@@ -120,15 +131,22 @@ class Rooms:
                 found.append(TaskPlacement(task_name(role, index), name))
         return found
 
-    def _choose(self, candidates: list[NodeName], demand: Resources) -> NodeName | None:
+    def _choose(self, candidates: list[NodeName], demand: Resources, accelerators: tuple[str, ...]) -> NodeName | None:
         fitting = [name for name in candidates if demand.fits_in(self._free[name])]
         if not fitting:
             return None
+        if len(accelerators) > 1:
+            fitting = self._preferred(fitting, accelerators)
         if self._rule == "random":
             return self._chance.choice(fitting)
         if self._rule == "pack":
             return min(fitting, key=lambda name: (left_over(self._free[name]), name))
         return min(fitting, key=lambda name: (self._share_with(demand, name), name))
+
+    def _preferred(self, names: list[NodeName], accelerators: tuple[str, ...]) -> list[NodeName]:
+        """Those of the accelerator type that the job names first."""
+        best = min(accelerators.index(self._nodes[name].accelerator) for name in names)
+        return [name for name in names if self._nodes[name].accelerator == accelerators[best]]
 
     def _share_with(self, demand: Resources, name: NodeName) -> float:
         capacity = self._nodes[name].capacity
@@ -138,6 +156,8 @@ class Rooms:
         whole = spec.demand_of(size)
         holding_all = [name for name in candidates if whole.fits_in(self._free[name])]
         if holding_all:
+            if len(spec.accelerators) > 1:
+                holding_all = self._preferred(holding_all, spec.accelerators)
             best = min(holding_all, key=lambda name: (left_over(self._free[name]), name))
             self._free[best] = self._free[best] - whole
             return list(all_on(best, size))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fedsched.core.decision import Decision, JobView, Observation
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, Reason
-from fedsched.core.placement import TentativePlacement
+from fedsched.core.resources import Resources
 from fedsched.core.state import ClusterState, LiveJob
 
 VISIBLE = frozenset({JobPhase.DISPATCHED, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESIZING})
@@ -73,30 +73,38 @@ def _unreported_s(state: ClusterState, job: LiveJob) -> float:
 
 
 def _is_pinned(state: ClusterState, job: LiveJob) -> bool:
-    if job.in_flight is not None or job.adopting:
-        return True
-    changed_s = job.status.changed_s
-    return (
-        job.status.phase is JobPhase.RUNNING
-        and changed_s is not None
-        and state.slot_started_s < changed_s + job.spec.resize_cooldown_s
-    )
+    return job.in_flight is not None or job.adopting or job.cools_down(state.slot_started_s)
 
 
-def waiting_reason(job: LiveJob, view: JobView, budget: TentativePlacement, decision: Decision) -> tuple[Reason, str]:
-    """Why a job that waits got nothing, or not yet, from this decision."""
+def waiting_reason(
+    job: LiveJob, free: Resources, would_fit: Callable[[], bool], deferred: tuple[Reason, str]
+) -> tuple[Reason, str]:
+    """Why a job that waits got nothing, or not yet, from a decision.
+
+    Args:
+        free: what the decision has left of the cluster.
+        would_fit: whether nodes have room for the job's minimum in that.
+        deferred: the reason if they have.
+    """
     minimum = job.spec.demand_of(job.spec.minimum)
     if job.target:
         nodes = ", ".join(sorted({entry.node for entry in job.target}))
         return Reason.WAITING_FOR_CAPACITY, f"planned on {nodes}; tasks there are still leaving"
-    free = budget.free()
     if not minimum.fits_in(free):
         return Reason.WAITING_FOR_CAPACITY, f"needs {minimum} for {job.spec.minimum}; free: {free}"
-    if not budget.would_fit(view.job_id):
+    if not would_fit():
         return (
             Reason.FRAGMENTED,
             f"needs {minimum} for {job.spec.minimum}; {free} is free but no node has enough for a task",
         )
+    return deferred
+
+
+def deferred(decision: Decision) -> tuple[Reason, str]:
+    """Why a decision passed a job over that would have fitted."""
+    by = f"{decision.policy} v{decision.version}"
     if decision.fallback:
         return Reason.GUARDRAIL_FALLBACK, f"{decision.policy} decided because {decision.fallback}, and chose other jobs"
-    return Reason.POLICY_DEFERRED, f"{decision.policy} v{decision.version} chose other jobs in slot {decision.slot}"
+    if decision.ranking is not None:
+        return Reason.POLICY_DEFERRED, f"{by} lets nobody pass the first job in line, which does not fit yet"
+    return Reason.POLICY_DEFERRED, f"{by} chose other jobs in slot {decision.slot}"

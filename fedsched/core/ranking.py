@@ -17,8 +17,8 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, Placement
 from fedsched.core.state import LiveJob
 
-Entry = tuple[tuple[float, ...], int, JobId]
-"""Key, number of arrival, job: entries sort by rank."""
+Entry = tuple[int, tuple[float, ...], int, JobId]
+"""Minus priority, key, number of arrival, job: entries sort by rank, jobs of higher priority first."""
 LAST: tuple[float, ...] = (float("inf"),)
 """The key of a job that the discipline has not ranked yet."""
 
@@ -56,7 +56,7 @@ class RankedQueue:
         if phase is JobPhase.DISPATCHED:
             if job_id not in self._keys or (job.status.attempt and self.rules.rerank != "none"):
                 self.unranked[job_id] = None
-            self._insert(self._waiting.setdefault(_demand_of(job), []), job, self._keys.get(job_id, LAST))
+            self._insert(self._waiting.setdefault(demand_of(job), []), job, self._keys.get(job_id, LAST))
         elif phase is JobPhase.RUNNING and job.in_flight is None and not job.adopting:
             key = self._keys.get(job_id, LAST)
             if job_id not in self._keys:
@@ -75,7 +75,7 @@ class RankedQueue:
         if self.rules.rerank == "all":
             again = self._keys  # those that start or stop just now too: who is not asked about is taken for gone
         elif self.rules.rerank == "running":
-            again = [job_id for _, _, job_id in self._running]
+            again = [job_id for _, _, _, job_id in self._running]
         return list(dict.fromkeys([*self.unranked, *again]))
 
     def pass_over(
@@ -101,7 +101,7 @@ class RankedQueue:
         starts: list[tuple[LiveJob, Placement]] = []
         while heads:
             entry, index, queue = heads.pop(0)
-            job = jobs[entry[2]]
+            job = jobs[entry[3]]
             places = rooms.gang(job.spec)
             if places is None:
                 if self.rules.blocking:
@@ -117,19 +117,24 @@ class RankedQueue:
     ) -> tuple[list[tuple[LiveJob, Placement]], list[LiveJob]]:
         shift = time_s if self.rules.drifting else 0.0
         after = bisect_left(self._running, _moved(heads[0][0], shift))
-        for _, _, job_id in self._running[after:]:
-            rooms.give(jobs[job_id].settled, jobs[job_id].spec)
+        staying = set()
+        for _, _, _, job_id in self._running[after:]:
+            job = jobs[job_id]
+            if job.spec.resize_cooldown_s and job.cools_down(time_s):
+                staying.add(job_id)
+            else:
+                rooms.give(job.settled, job.spec)
         starts: list[tuple[LiveJob, Placement]] = []
         stops: list[LiveJob] = []
         while heads or (starts and after < len(self._running)):
             if after < len(self._running) and (not heads or self._running[after] < _moved(heads[0][0], shift)):
-                job = jobs[self._running[after][2]]
+                job = jobs[self._running[after][3]]
                 after += 1
-                if not rooms.take(job.settled, job.spec):
+                if job.spec.job_id not in staying and not rooms.take(job.settled, job.spec):
                     stops.append(job)
                 continue
             entry, index, queue = heads.pop(0)
-            job = jobs[entry[2]]
+            job = jobs[entry[3]]
             places = rooms.gang(job.spec)
             if places is None:
                 if self.rules.blocking:
@@ -141,7 +146,7 @@ class RankedQueue:
         return starts, stops
 
     def _insert(self, queue: list[Entry], job: LiveJob, key: tuple[float, ...]) -> None:
-        entry = (key, job.number, job.spec.job_id)
+        entry = (-job.spec.priority, key, job.number, job.spec.job_id)
         insort(queue, entry)
         self._where[job.spec.job_id] = (queue, entry)
 
@@ -151,7 +156,7 @@ class RankedQueue:
             return
         del queue[bisect_left(queue, entry)]
         if queue is self._running and self.rules.drifting and job_id in self._keys:
-            self._keys[job_id] = _shifted(entry[0], -time_s)
+            self._keys[job_id] = _shifted(entry[1], -time_s)
 
 
 def _shifted(key: tuple[float, ...], by_s: float) -> tuple[float, ...]:
@@ -159,10 +164,10 @@ def _shifted(key: tuple[float, ...], by_s: float) -> tuple[float, ...]:
 
 
 def _moved(entry: Entry, by_s: float) -> Entry:
-    return (_shifted(entry[0], by_s), *entry[1:]) if by_s else entry
+    return (entry[0], _shifted(entry[1], by_s), *entry[2:]) if by_s else entry
 
 
-def _demand_of(job: LiveJob) -> tuple[object, ...]:
+def demand_of(job: LiveJob) -> tuple[object, ...]:
     """Jobs of one demand fit in the same places."""
     spec = job.spec
     return (spec.worker_demand, spec.ps_demand, spec.workers.maximum, spec.ps.maximum, spec.accelerators)

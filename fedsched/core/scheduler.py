@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, assert_never
 
 from msgspec.structs import replace
@@ -46,9 +47,9 @@ from fedsched.core.job import (
     allocation_of,
     next_phase,
 )
-from fedsched.core.observing import VISIBLE, observe, observe_some, waiting_reason
+from fedsched.core.observing import VISIBLE, deferred, observe, observe_some, waiting_reason
 from fedsched.core.placement import place
-from fedsched.core.ranking import RankedQueue
+from fedsched.core.ranking import RankedQueue, demand_of
 from fedsched.core.resources import Resources
 from fedsched.core.state import ClusterState, LiveJob, SchedulerConfig
 
@@ -70,6 +71,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, nodes: tuple[Node, ...], *, check: bool = False) -> None:
         self.state = ClusterState(config, {node.name: node for node in sorted(nodes, key=lambda node: node.name)})
         self.queue = RankedQueue()
+        self._ranked_by: Decision | None = None
+        """The newest answer with ranks, or for want of them."""
         self._check = check
         self._actor = f"agent/{config.cluster}"
         self._chance = stream(config.seed, f"placement/{config.cluster}")
@@ -353,6 +356,7 @@ class Scheduler:
             return []  # the answer to an older question
         state.asked_slot = None
         if state.asked_ranks:
+            self._ranked_by = decision
             if decision.ranking is not None:
                 self.queue.learn(decision.ranking, state.jobs, time_s)
             return self._follow_ranks(time_s)
@@ -369,10 +373,11 @@ class Scheduler:
         for view in observation.jobs:
             self._aim(state.jobs[view.job_id], budget.placement(view.job_id))
         commands = self._advance(time_s)
-        for view in observation.jobs:
-            job = state.jobs[view.job_id]
-            if job.status.phase is JobPhase.DISPATCHED:
-                commands += self._explain(job, *waiting_reason(job, view, budget, decision))
+        if state.config.explain:
+            free, chosen = budget.free(), deferred(decision)
+            for job in state.waiting():
+                fits = partial(budget.would_fit, job.spec.job_id)
+                commands += self._explain(job, *waiting_reason(job, free, fits, chosen))
         return commands
 
     def _rebuild(self, time_s: float, decision: Decision) -> list[Command]:
@@ -396,7 +401,28 @@ class Scheduler:
             self._aim(job, places)
         for job in stops:
             self._aim(job, ())
-        return self._advance(time_s)
+        commands = self._advance(time_s)
+        if state.config.explain:
+            commands += self._explain_ranked()
+        return commands
+
+    def _explain_ranked(self) -> list[Command]:
+        """Say of each job that waits why it does; jobs of one demand fit or do not fit together."""
+        state, waiting = self.state, self.state.waiting()
+        if not waiting or self._ranked_by is None:
+            return []
+        rooms = Rooms(state.nodes, state.free_once_settled(), state.config.placement, self._chance)
+        for job in waiting:
+            rooms.take(job.target, job.spec)
+        free, chosen = rooms.left(), deferred(self._ranked_by)
+        fits: dict[tuple[object, ...], bool] = {}
+        commands: list[Command] = []
+        for job in waiting:
+            demand = demand_of(job)
+            if demand not in fits:
+                fits[demand] = rooms.would_hold(job.spec)
+            commands += self._explain(job, *waiting_reason(job, free, partial(fits.__getitem__, demand), chosen))
+        return commands
 
     def _aim(self, job: LiveJob, target: Placement) -> None:
         job.target = target

@@ -35,6 +35,8 @@ class SchedulerConfig(Record, frozen=True):
     """How nodes are chosen for new tasks."""
     rebuild: bool = False
     """Every slot is placed anew on an empty cluster, as DL2's reference does; nothing stays where it was."""
+    explain: bool = True
+    """Note with every job that waits why it does; a simulation that nobody asks does without."""
     seed: int = 0
     """Of the rule `random`."""
 
@@ -99,6 +101,15 @@ class LiveJob:
         """Tasks that will exist once the order in flight is done."""
         return self.status.placement if self.in_flight is None else self.in_flight
 
+    def cools_down(self, time_s: float) -> bool:
+        """Whether its last change is so recent that it must stay as it is."""
+        changed_s = self.status.changed_s
+        return (
+            self.status.phase is JobPhase.RUNNING
+            and changed_s is not None
+            and time_s < changed_s + self.spec.resize_cooldown_s
+        )
+
     def __post_init__(self) -> None:
         self.order_key = (self.spec.submitted_s, self.spec.job_id)
 
@@ -161,6 +172,10 @@ class ClusterState:
     def ordered(self) -> list[LiveJob]:
         """Live jobs by `(submitted_s, job_id)`."""
         return sorted(self.jobs.values(), key=_order)
+
+    def waiting(self) -> list[LiveJob]:
+        """Live jobs that wait for their next attempt, by `(submitted_s, job_id)`."""
+        return [job for job in self.ordered() if job.status.phase is JobPhase.DISPATCHED]
 
     def pick(self, job_ids: set[JobId]) -> list[LiveJob]:
         """These of the live jobs by `(submitted_s, job_id)`."""

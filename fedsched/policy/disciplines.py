@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from fedsched.config import Tree
-from fedsched.core.decision import Budget, JobView, Observation, Ranking
+from fedsched.core.decision import Budget, JobView, Observation, Policy, Ranking
 from fedsched.core.resources import Resources
 from fedsched.policy.heuristics import Heuristic, bundle, remaining_times_s
 
@@ -72,6 +72,11 @@ class Discipline(Heuristic):
             step = bundle(view, budget.allocation(view.job_id))
             while step and budget.grant(view.job_id, step.workers, step.ps):
                 step = bundle(view, budget.allocation(view.job_id))
+
+
+def ranks(policy: Policy) -> bool:
+    """Whether the scheduler is to ask this policy for ranks, where it can."""
+    return isinstance(policy, Discipline)
 
 
 class Fifo(Discipline):

@@ -34,7 +34,7 @@ from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
 from fedsched.learn.actor_critic import Learner
 from fedsched.policy import guardrail
-from fedsched.policy.disciplines import Discipline
+from fedsched.policy.disciplines import ranks
 from fedsched.policy.dl2 import DL2
 from fedsched.runtime.loop import Loop, Observer, Recorder
 from fedsched.runtime.ports import Post
@@ -64,6 +64,8 @@ class Rules:
     """Every slot is placed anew on an empty cluster."""
     crowded: bool = False
     """Speeds depend on who else is on a job's nodes."""
+    explain: bool = False
+    """Note with every job that waits why it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,7 @@ class SimulatedCluster:
         """As the agent that died last knew them."""
         self._missed: list[Planned] = []
         """What happened while no agent lived."""
-        self._ranked = isinstance(setup.policy, Discipline)
+        self._ranked = ranks(setup.policy)
         self._hears_of_starts = not self._ranked
         """Whether a job's start calls for a decision; for most disciplines it follows from the one before."""
         self._review_s: float | None = None
@@ -266,6 +268,7 @@ class SimulatedCluster:
             ranked=self._ranked,
             placement=rules.placement,
             rebuild=rules.rebuild,
+            explain=rules.explain,
         )
         scheduler = Scheduler(config, nodes, check=self._check)
         loop = Loop(scheduler, self._ledger, self._executor, self.policy, self._journal, self._setup.observers)

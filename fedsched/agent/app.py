@@ -31,6 +31,7 @@ from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
 from fedsched.errors import Conflict
 from fedsched.executor.local import LocalExecutor
+from fedsched.executor.orders import Programs
 from fedsched.federation.source import Hello
 from fedsched.learn.actor_critic import Learner
 from fedsched.learn.contributing import ClusterLearning
@@ -71,10 +72,15 @@ def main(config: AgentConfig) -> int:
 
 
 class Agent:
-    """All parts of one agent. `run` owns the loop; `close` lets go of the jobs without touching them."""
+    """All parts of one agent. `run` owns the loop; `close` lets go of the jobs without touching them.
 
-    def __init__(self, config: AgentConfig, store: EtcdStore, inbox: Inbox) -> None:
+    Args:
+        programs: what the local executor runs beside the users' commands; by default the product's own.
+    """
+
+    def __init__(self, config: AgentConfig, store: EtcdStore, inbox: Inbox, programs: Programs | None = None) -> None:
         self._config = config
+        self._programs = programs
         self._cluster = ClusterName(config.cluster)
         self._inbox = inbox
         policy = registry.make(config.policy)
@@ -118,10 +124,12 @@ class Agent:
             root=config.state_dir / "executor",
             trace_file=config.tracing.file,
             trace_endpoint=config.tracing.endpoint,
+            programs=self._programs,
         )
         undo.callback(executor.close)
         journal = Journal(config.state_dir / "journal.jsonl")
         undo.callback(journal.close)
+        journal.begin(self.scheduler.state.config, tuple(self.scheduler.state.nodes.values()))
         self._loop = Loop(
             self.scheduler,
             ledger,

@@ -21,6 +21,11 @@ def dumps(value: object) -> bytes:
     return json.dumps(msgspec.to_builtins(value), sort_keys=True, separators=(",", ":")).encode()
 
 
+def to_plain(value: object) -> Any:
+    """A record as dictionaries, lists and scalars; `from_plain` reads it back."""
+    return msgspec.to_builtins(value)
+
+
 def loads(kind: type[T], data: bytes | str) -> T:
     """Read a `kind` back.
 

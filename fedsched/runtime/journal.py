@@ -1,6 +1,7 @@
 """The ordered record of what a scheduler was told and what it ordered: one JSON line per event.
 
-It is a record, not the truth: losing it loses no job. Read back, it drives a fresh scheduler to the same commands.
+It is a record, not the truth: losing it loses no job. Read back, it drives a fresh scheduler to the same commands
+(`fedsched sim replay`); a line in front of each agent's first says what that scheduler is made of.
 """
 
 from __future__ import annotations
@@ -9,14 +10,36 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
+from fedsched.core.cluster import Node
 from fedsched.core.commands import Command
 from fedsched.core.events import Event
-from fedsched.runtime.codec import dump_tagged, load_tagged
+from fedsched.core.state import SchedulerConfig
+from fedsched.runtime.codec import dump_tagged, from_plain, load_tagged, to_plain
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An agent begins: what its scheduler is made of."""
+
+    line: int
+    """Counted from one; of the file that was read."""
+    config: SchedulerConfig
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the scheduler was told, and what it ordered."""
+
+    line: int
+    event: Event
+    commands: list[Command]
 
 
 class Journal:
@@ -35,9 +58,15 @@ class Journal:
         self._failed = False
         self._file = self._open()
 
+    def begin(self, config: SchedulerConfig, nodes: Sequence[Node]) -> None:
+        """Record that a new scheduler is in charge, made of these."""
+        self._write({"config": to_plain(config), "nodes": [to_plain(node) for node in nodes]})
+
     def append(self, event: Event, commands: Sequence[Command]) -> None:
         """Record one step. A full disk costs the record, not the cluster: it is logged once."""
-        line = {"event": dump_tagged(event), "commands": [dump_tagged(command) for command in commands]}
+        self._write({"event": dump_tagged(event), "commands": [dump_tagged(command) for command in commands]})
+
+    def _write(self, line: dict[str, Any]) -> None:
         try:
             self._file.write(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n")
             self._file.flush()
@@ -59,8 +88,8 @@ class Journal:
         return self._path.open("a", encoding="utf-8")
 
 
-def read(path: Path) -> Iterator[tuple[Event, list[Command]]]:
-    """The journal's steps in order; a torn last line (the process was killed) ends it.
+def read(path: Path) -> Iterator[Begun | Step]:
+    """The journal's lines in order; a torn last line (the process was killed) ends it.
 
     Raises:
         ValueError: a line before the last cannot be read.
@@ -68,11 +97,30 @@ def read(path: Path) -> Iterator[tuple[Event, list[Command]]]:
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            plain = json.loads(line)
-            event = cast(Event, load_tagged(plain["event"]))
-            commands = [cast(Command, load_tagged(command)) for command in plain["commands"]]
-        except (ValueError, KeyError) as problem:
+            found = _line(number, json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
             if number == len(lines):
                 return
-            raise ValueError(f"{path}:{number}: {problem}") from problem
-        yield event, commands
+            raise ValueError(f"{path}:{number}: {_told(problem)}") from problem
+        yield found
+
+
+def steps(path: Path) -> list[Step]:
+    """The journal without the lines that tell what its schedulers are made of.
+
+    Raises:
+        ValueError: a line before the last cannot be read.
+    """
+    return [found for found in read(path) if isinstance(found, Step)]
+
+
+def _line(number: int, plain: dict[str, Any]) -> Begun | Step:
+    if "config" in plain:
+        nodes = tuple(from_plain(Node, node) for node in plain["nodes"])
+        return Begun(number, from_plain(SchedulerConfig, plain["config"]), nodes)
+    commands = [cast(Command, load_tagged(command)) for command in plain["commands"]]
+    return Step(number, cast(Event, load_tagged(plain["event"])), commands)
+
+
+def _told(problem: Exception) -> str:
+    return f"{problem.args[0]} is missing" if isinstance(problem, KeyError) else str(problem)

@@ -96,10 +96,10 @@ def test_a_journal_gives_a_fresh_scheduler_the_same_commands(tmp_path: Path) -> 
     loop.step(JobStarted(11.0, JobId("a"), 1))
     record.close()
     fresh = scheduler()
-    steps = list(journal.read(path))
+    steps = journal.steps(path)
     assert len(steps) == 5
-    for event, commands in steps:
-        assert fresh.handle(event) == commands
+    for step in steps:
+        assert fresh.handle(step.event) == step.commands
 
 
 def test_a_line_torn_by_a_crash_ends_the_journal_quietly(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_a_journal_that_grows_too_large_keeps_its_newest_part(tmp_path: Path) ->
     assert sorted(found.name for found in tmp_path.iterdir()) == ["j", "j.old"]
     assert sum(found.stat().st_size for found in tmp_path.iterdir()) < 1000
     slots = [
-        event.slot
+        step.event.slot
         for name in ("j.old", "j")
-        for event, _ in journal.read(tmp_path / name)
-        if isinstance(event, SlotStarted)
+        for step in journal.steps(tmp_path / name)
+        if isinstance(step.event, SlotStarted)
     ]
     assert slots == list(range(slots[0], 20))
 

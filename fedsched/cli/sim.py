@@ -1,4 +1,4 @@
-"""The commands that simulate: sim run, sim compare, sim swarm."""
+"""The commands that simulate: sim run, sim compare, sim swarm; sim replay is in `cli/replay.py`."""
 
 from __future__ import annotations
 
@@ -67,10 +67,13 @@ Output = Annotated[Form, typer.Option("-o", "--output", help="How to show the re
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
+    from fedsched.cli import replay
+
     group = typer.Typer(help="Compare policies in simulation.", no_args_is_help=True, rich_markup_mode=None)
     group.command()(run)
     group.command()(compare)
     group.command()(swarm)
+    group.command()(replay.replay)
     app.add_typer(group, name="sim")
 
 

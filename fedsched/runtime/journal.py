@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Begun:
     """An agent begins: what its scheduler is made of."""
 
-    line: int
-    """Counted from one; of the file that was read."""
+    where: str
+    """File and line."""
     config: SchedulerConfig
     nodes: tuple[Node, ...]
 
@@ -37,7 +37,7 @@ class Begun:
 class Step:
     """What the scheduler was told, and what it ordered."""
 
-    line: int
+    where: str
     event: Event
     commands: list[Command]
 
@@ -97,7 +97,7 @@ def read(path: Path) -> Iterator[Begun | Step]:
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            found = _line(number, json.loads(line))
+            found = _line(f"{path}:{number}", json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             if number == len(lines):
                 return
@@ -114,12 +114,12 @@ def steps(path: Path) -> list[Step]:
     return [found for found in read(path) if isinstance(found, Step)]
 
 
-def _line(number: int, plain: dict[str, Any]) -> Begun | Step:
+def _line(where: str, plain: dict[str, Any]) -> Begun | Step:
     if "config" in plain:
         nodes = tuple(from_plain(Node, node) for node in plain["nodes"])
-        return Begun(number, from_plain(SchedulerConfig, plain["config"]), nodes)
+        return Begun(where, from_plain(SchedulerConfig, plain["config"]), nodes)
     commands = [cast(Command, load_tagged(command)) for command in plain["commands"]]
-    return Step(number, cast(Event, load_tagged(plain["event"])), commands)
+    return Step(where, cast(Event, load_tagged(plain["event"])), commands)
 
 
 def _told(problem: Exception) -> str:

@@ -34,7 +34,6 @@ STOPS: dict[str, tuple[dict[str, Any], Job, Job]] = {
     "edf": ({}, {"deadline_s": 4e9}, {"deadline_s": 3e9}),
     "smallest": ({}, {"workers": (2, 2)}, {"workers": (1, 1)}),
 }
-TWO_CORES = [{"name": "n1", "cpus": 2, "memory_gb": 4}]
 
 
 def test_every_discipline_is_tried_here() -> None:
@@ -57,7 +56,7 @@ def asked_for_ranks_only(agent: LiveAgent) -> None:
 def test_the_first_in_order_starts_when_a_place_is_free(etcd_address: str, tmp_path: Path, policy: str) -> None:
     """The order of a queue is what users of such a policy count on; and each that waits is told why."""
     options, one, other = FIRST.get(policy, ({}, {}, {}))
-    config = {"policy": {"name": policy, "options": options}, "nodes": TWO_CORES}
+    config: dict[str, Any] = {"policy": {"name": policy, "options": options}}
     with live_agent(etcd_address, tmp_path, f"first-{policy}", **config) as agent:
         # `smallest` looks at sizes only, so the one that holds the place must be the smallest of all.
         agent.assign("holder", workers=(2, 2) if policy != "smallest" else (1, 1), expected_s=1.0, deadline_s=1.0)
@@ -80,7 +79,7 @@ def test_the_first_in_order_starts_when_a_place_is_free(etcd_address: str, tmp_p
 def test_who_comes_first_takes_the_place_of_who_runs(etcd_address: str, tmp_path: Path, policy: str) -> None:
     """With `preempt` a discipline does live what it does in simulation: stop, keep the checkpoint, start the other."""
     options, one, other = STOPS[policy]
-    config = {"policy": {"name": policy, "options": options}, "preempt": True, "nodes": TWO_CORES}
+    config: dict[str, Any] = {"policy": {"name": policy, "options": options}, "preempt": True}
     with live_agent(etcd_address, tmp_path, f"stops-{policy}", **config) as agent:
         agent.assign("one", **({"workers": (2, 2)} | one))
         agent.wait("one", JobPhase.RUNNING)

@@ -117,8 +117,8 @@ def test_an_altered_decision_is_noticed_by_what_follows_from_it(tmp_path: Path) 
 def test_a_core_that_places_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the whole test is for: somebody changes the core and thinks that nothing has changed."""
 
-    def pack(*arguments: Any) -> TentativePlacement:
-        return place(*arguments[:4], "pack")
+    def pack(observation: Any, allocations: Any, keep_running: bool, kinds: Any, rule: str) -> TentativePlacement:
+        return place(observation, allocations, keep_running, kinds, "pack")
 
     monkeypatch.setattr("fedsched.core.scheduler.place", pack)
     with pytest.raises(Differs) as problem:

@@ -62,6 +62,14 @@ Engine = Annotated[Where, typer.Option("--engine", help="Where runs are made.")]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Runs that go on at once on this machine; as many as it has cores by default.")
 ]
+DecisionMax = Annotated[
+    float | None,
+    typer.Option(
+        "--decision-s-max",
+        min=0.01,
+        help="Real seconds that a policy may take for one answer, in place of the file's; 120 by default.",
+    ),
+]
 Output = Annotated[Form, typer.Option("-o", "--output", help="How to show the result.")]
 
 
@@ -101,6 +109,7 @@ def run(
     html: Html = None,
     engine: Engine = Where.LOCAL,
     workers: Workers = None,
+    decision_s_max: DecisionMax = None,
     output: Output = Form.TABLE,
 ) -> None:
     """Run an experiment's policies on the same jobs, or a trace without any experiment's file."""
@@ -113,11 +122,11 @@ def run(
             f"an experiment's file or --trace was expected, one of them; {given} is given", "fedsched sim run --help"
         )
     if file is not None:
-        plan = _adjusted(_plan(file), policies, seeds, seed)
+        plan = _adjusted(_plan(file), policies, seeds, seed, decision_s_max)
     else:
         assert trace is not None
         plan = _trace_plan(trace, form, nodes, gpus_per_node, clock, slot_length, placement)
-        plan = _adjusted(plan, policies or "fifo", seeds, seed)
+        plan = _adjusted(plan, policies or "fifo", seeds, seed, decision_s_max)
     files = Files(per_job, parquet, html)
     carry_out([plan], files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON)
 
@@ -162,6 +171,7 @@ def compare(
     html: Html = None,
     engine: Engine = Where.LOCAL,
     workers: Workers = None,
+    decision_s_max: DecisionMax = None,
     output: Output = Form.TABLE,
 ) -> None:
     """Compare policies and experiments, seed by seed.
@@ -171,7 +181,7 @@ def compare(
     from fedsched.cli.simulated import Files, carry_out
 
     files = Files(per_job, parquet, html)
-    plans = [_adjusted(_plan(file), policies, seeds, seed) for file in experiments]
+    plans = [_adjusted(_plan(file), policies, seeds, seed, decision_s_max) for file in experiments]
     carry_out(plans, files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON, paired=True)
 
 
@@ -198,12 +208,13 @@ def _plan(file: Path) -> Plan:
     return Plan(file.stem, str(file), experiment, tuple(experiment.policies), file)
 
 
-def _adjusted(plan: Plan, policies: str, seeds: int | None, seed: int | None) -> Plan:
+def _adjusted(plan: Plan, policies: str, seeds: int | None, seed: int | None, decision_s_max: float | None) -> Plan:
     from dataclasses import replace
 
     from fedsched.sim.experiment import with_policies
 
-    changes = {name: value for name, value in (("seeds", seeds), ("seed", seed)) if value is not None}
+    given = {"seeds": seeds, "seed": seed, "decision_s_max": decision_s_max}
+    changes = {name: value for name, value in given.items() if value is not None}
     labels = [label.strip() for label in policies.split(",") if label.strip()]
     experiment, chosen = with_policies(plan.experiment.model_copy(update=changes), labels)
     return replace(plan, experiment=experiment, policies=chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import typer
 
-from fedsched.cli.output import table
+from fedsched.cli.output import span, table
 from fedsched.errors import Failed, InvalidInput
 from fedsched.files import refuse_clashes
 from fedsched.sim import running
@@ -21,7 +22,13 @@ from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.results import RunResult, write_csv, write_parquet
 from fedsched.sim.running import Request
 from fedsched.sim.swarm import judge_seed, lost_verdict
-from fedsched.sim.sweep import Engine, over_cores, sweep
+from fedsched.sim.sweep import Engine, sweep
+from fedsched.sim.workers import INTERRUPTED, over_cores
+
+TOLD_EVERY_S = 30.0
+"""Between two lines on progress, where nobody looks at a terminal."""
+REASONS_SHOWN = 10
+"""Of why runs are partial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,12 @@ def carry_out(
         paired: compare everything with the first arm, seed by seed.
 
     Raises:
+        InvalidInput: what is asked for cannot be done.
+        Unreachable: there is no Ray cluster.
         Failed: some runs are partial. Everything is printed and written before.
     """
+    if engine == Engine.RAY and workers is not None:
+        raise InvalidInput("--workers counts this machine's processes, and --engine ray uses none", "leave one out")
     files.refuse_bad_places([plan.source for plan in plans])
     jobs = {plan.name: _tell_load(plan) for plan in plans}
     requests = [
@@ -158,9 +169,9 @@ def _tell_load(plan: Plan) -> int:
 
 @contextmanager
 def _progress(runs: int) -> Iterator[Callable[[float], None]]:
-    """A bar for people who wait; nothing where nobody watches."""
+    """A bar for people who wait; a line now and then where the output goes to a file."""
     if not sys.stderr.isatty():
-        yield lambda done: None
+        yield _Lines(runs).tell
         return
     from rich.console import Console
     from rich.progress import (
@@ -176,6 +187,24 @@ def _progress(runs: int) -> Iterator[Callable[[float], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("runs", total=runs)
         yield lambda done: bar.update(task, completed=done)
+
+
+class _Lines:
+    """Progress for those who read it later."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs = runs
+        self._begun_s = self._told_s = time.monotonic()
+
+    def tell(self, done: float) -> None:
+        """So many runs are done, fractions included."""
+        now_s = time.monotonic()
+        if now_s - self._told_s < TOLD_EVERY_S or done >= self._runs:
+            return
+        self._told_s = now_s
+        gone_s = now_s - self._begun_s
+        left = f", about {span(gone_s * (self._runs - done) / done)} to go" if done else ""
+        typer.echo(f"{done:.4g} of {self._runs} runs are done after {span(gone_s)}{left}", err=True)
 
 
 # --- What is shown -----------------------------------------------------------------------------------------------
@@ -245,10 +274,23 @@ def _refuse_partial(plans: Sequence[Plan], runs: Sequence[RunResult], *, check: 
     if not partial:
         return
     arguments = {plan.name: plan.arguments for plan in plans}
-    lines = [f"  - {run.policy}, seed {run.seed}: {run.partial}" for run in partial]
-    first = partial[0]
+    first = next((run for run in partial if run.partial != INTERRUPTED), partial[0])
     again = f"fedsched sim run {arguments[first.experiment]} --policies {first.policy} --seed {first.seed} --seeds 1"
     raise Failed(
-        f"{len(partial)} of {len(runs)} runs are partial; what they did until then is kept:\n" + "\n".join(lines),
+        f"{len(partial)} of {len(runs)} runs are partial; what they did until then is kept:\n"
+        + "\n".join(_reasons(partial)),
         f"{again}{' --check' if check else ''}",
     )
+
+
+def _reasons(partial: Sequence[RunResult]) -> list[str]:
+    """A line per run that failed by itself, up to a number, and one for all that were interrupted."""
+    stopped = [run for run in partial if run.partial == INTERRUPTED]
+    failed = [run for run in partial if run.partial != INTERRUPTED]
+    lines = [f"  - {run.policy}, seed {run.seed}: {run.partial}" for run in failed[:REASONS_SHOWN]]
+    if len(failed) > REASONS_SHOWN:
+        lines.append(f"  - and {len(failed) - REASONS_SHOWN} more")
+    if stopped:
+        begun = sum(len(run.jobs) > 0 for run in stopped)
+        lines.append(f"  - {len(stopped)} were interrupted, {begun} of them under way")
+    return lines

@@ -195,6 +195,9 @@ class ExperimentConfig(Tree):
     on_bad_answer: Literal["stop", "fall_back"] = "stop"
     """What happens when a policy throws or its answer cannot be used: the run ends and counts as partial, so that no
     policy is praised for what its fallback did, or the fallback decides the slot, as it does live."""
+    decision_s_max: float = Field(default=120.0, gt=0, le=LENGTH_MAX_S)
+    """A policy that has not answered after so many real seconds has given no answer that can be used. Nothing else in a
+    run depends on real time."""
 
     _folders: dict[str, Path] = PrivateAttr(default_factory=dict)
     """Where relative paths start from, by field."""

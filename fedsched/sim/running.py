@@ -22,24 +22,21 @@ from fedsched.policy.reference import Dl2Optimus
 from fedsched.policy.registry import heuristic, make
 from fedsched.runtime.loop import Observer
 from fedsched.sim.cluster import Setup
+from fedsched.sim.deadline import Abandoned, StepDeadline
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.judges import BrokenPromise, Judges
 from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
 from fedsched.sim.results import Collector, Jobs, RunResult
 from fedsched.sim.speeds.oracle import oracle
+from fedsched.sim.workers import INTERRUPTED, Share
 from fedsched.sim.world import World
 
 SEEDS_APART = 10_000
 """Between the seeds of one policy on different clusters."""
 KINDS = ("GPU", "core", "GiB")
 """What a load can be scarce of."""
-TOLD_EVERY = 500
-"""Ends of attempts between two calls of `Progress`."""
-
-Progress = Callable[[float], None]
-"""Hears now and then which share of a run's jobs has ended."""
-
-INTERRUPTED = "interrupted before it ended"
+TOLD = 200
+"""How often a run tells, at most, which share of its jobs has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,12 @@ class Request:
     """Look at all of the scheduler's invariants after every event, and have the judges watch."""
 
 
-def perform(request: Request, progress: Progress = lambda _: None) -> RunResult:
-    """Make a run. Whatever ends it early, an interruption too, what had happened until then is kept: it is partial."""
+def perform(request: Request, progress: Share = lambda _: None) -> RunResult:
+    """Make a run. Whatever ends it early, an interruption too, what had happened until then is kept: it is partial.
+
+    Args:
+        progress: hears now and then which share of the run's jobs has ended, where the request says how many come.
+    """
     begun_s = time.process_time()
     watch = _Watch(request, progress)
     collector, judges = Collector(), Judges(rebuilt=request.experiment.rebuild)
@@ -69,12 +70,15 @@ def perform(request: Request, progress: Progress = lambda _: None) -> RunResult:
     except Exception as error:
         return lost(request, _told(error))
     try:
-        world.run()
+        with watch.deadline:
+            world.run()
         digest = world.digest
     except KeyboardInterrupt:
         problem = INTERRUPTED
     except Exception as error:  # Whatever is wrong with this run, the others and what this one did are worth keeping.
         problem = _told(error)
+    except Abandoned as error:
+        problem = str(error)
     jobs, now_s = collector.jobs(world.clock.now_s), world.clock.now_s
     missing = world.arrived - int(jobs.over.sum())
     if request.check and not problem:
@@ -275,19 +279,22 @@ class _BadAnswer(Exception):
 class _Watch:
     """Counts what the results tell of a run, and ends it at a policy's bad answer where that is wished."""
 
-    def __init__(self, request: Request, progress: Progress) -> None:
+    def __init__(self, request: Request, progress: Share) -> None:
         self._stops = request.experiment.on_bad_answer == "stop"
         self._jobs = request.jobs
+        self._tell_every = max(1, request.jobs // TOLD)
         self._progress = progress
         self._ended = 0
+        self.deadline = StepDeadline(request.experiment.decision_s_max)
         self.fallbacks = 0
 
     def observe(self, event: Event, commands: Sequence[Command]) -> None:
         """Take note of one step."""
+        self.deadline.steps += 1
         kind = type(event)
         if kind is JobExited:
             self._ended += 1
-            if self._jobs and self._ended % TOLD_EVERY == 0:
+            if self._jobs and self._ended % self._tell_every == 0:
                 self._progress(min(1.0, self._ended / self._jobs))
         elif kind is PolicyDecided and event.decision.fallback:  # type: ignore[union-attr]
             self.fallbacks += 1

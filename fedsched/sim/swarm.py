@@ -12,6 +12,7 @@ from fedsched.sim.cluster import Rules
 from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
 from fedsched.sim.judges import Judges
 from fedsched.sim.results import Collector
+from fedsched.sim.workers import Share
 from fedsched.sim.workload import Scenario, draw_scenario
 from fedsched.sim.world import CLUSTER, USUAL_COSTS, run_scenario
 
@@ -43,7 +44,7 @@ class Verdict:
         return f"fedsched sim swarm --first {self.seed} --seeds 1"
 
 
-def judge_seed(seed: int) -> Verdict:
+def judge_seed(seed: int, progress: Share = lambda _: None) -> Verdict:
     """Draw a cluster, jobs, a policy and a fault plan, and run it all. The same seed, the same verdict."""
     scenario = draw_scenario(seed, jobs=JOBS)
     plan = draw_plan(seed, scenario.nodes, scenario.jobs, PLANNED_S)

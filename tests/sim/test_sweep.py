@@ -12,8 +12,9 @@ import pytest
 
 from fedsched.config import parse
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.running import INTERRUPTED, Request
-from fedsched.sim.sweep import DIED, over_cores, sweep
+from fedsched.sim.running import Request
+from fedsched.sim.sweep import sweep
+from fedsched.sim.workers import INTERRUPTED, Share, over_cores
 
 
 def requests(seeds: int) -> list[Request]:
@@ -33,42 +34,94 @@ def test_processes_make_the_same_results_in_the_same_order() -> None:
     many = sweep(asked, workers=2, told=told.append)
     assert [(run.policy, run.seed) for run in many] == [(one.policy, one.seed) for one in asked]
     assert [run.digest for run in many] == [run.digest for run in sweep(asked, workers=1)]
-    assert told == [1, 2, 3, 4]
+    assert told == sorted(told)
+    assert told[-1] == 4
 
 
-def double_or_die(number: int) -> int:
-    """Kills its process where it is asked for 3."""
+def double_or_die(number: int, share: Share) -> int:
+    """Ends its process where it is asked for 3 or 5."""
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+    if number == 5:
+        os._exit(7)
     return 2 * number
 
 
-def test_a_process_that_dies_takes_only_its_own_run_with_it() -> None:
-    """One run that needs too much memory must not cost a night's work."""
-    made = over_cores(double_or_die, [1, 2, 3, 4], lambda number, why: f"{number}: {why}", workers=2)
-    assert made == (2, 4, f"3: {DIED}", 8)
+def test_a_process_that_dies_takes_only_its_own_task_with_it() -> None:
+    """One run that needs too much memory must not cost a night's work, nor be made again and again."""
+    made = over_cores(double_or_die, [1, 2, 3, 4, 5, 6], lambda number, why: f"{number}: {why}", workers=2)
+    assert made == (
+        *(2, 4, "3: its process was killed by SIGKILL, perhaps for want of memory", 8),
+        *("5: its process ended with exit code 7 in the middle of it", 12),
+    )
 
 
-def slow(number: int) -> int:
-    """Quick for the first, endless for the others."""
-    time.sleep(0 if number == 0 else 60)
+def die_first(number: int, share: Share) -> int:
+    """The first ends its process at once; the others take their time."""
+    if number == 0:
+        os._exit(1)
+    time.sleep(20)
     return number
 
 
-def test_an_interruption_keeps_what_is_done_and_leaves_no_process() -> None:
+def test_a_death_is_heard_at_once() -> None:
+    """Who watches the progress sees what goes wrong while it goes wrong, not after the longest run of the sweep."""
+    told_s: list[float] = []
+
+    def told(done: float) -> None:
+        told_s.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    begun_s = time.monotonic()
+    made = over_cores(die_first, [0, 1], lambda number, why: why, workers=2, told=told)
+    assert told_s[0] - begun_s < 15
+    assert made == ("its process ended with exit code 1 in the middle of it", INTERRUPTED)
+
+
+def fail(number: int, share: Share) -> int:
+    """Has a fault of ours."""
+    raise AssertionError(f"number {number}")
+
+
+def test_a_fault_of_ours_stops_everything() -> None:
+    """It would be taken for a result otherwise."""
+    with pytest.raises(AssertionError, match="number 0"):
+        over_cores(fail, [0, 0], lambda number, why: 0, workers=2)
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+def slow(number: int, share: Share) -> str:
+    """Quick for the first, endless for the others, which say how far they came when they are interrupted."""
+    if number == 0:
+        return "done"
+    try:
+        share(0.25)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        if number == 2:
+            raise
+        return "a quarter"
+    return "never"
+
+
+def test_an_interruption_keeps_what_is_done_and_what_is_half_done_and_leaves_no_process() -> None:
     """Who stops a long sweep wants what it has made, at once."""
     begun_s = time.monotonic()
-    made = over_cores(
-        slow, [0, 1, 2], lambda number, why: why, workers=2, told=lambda _: os.kill(os.getpid(), signal.SIGINT)
-    )
-    assert made == (0, INTERRUPTED, INTERRUPTED)
+    heard: list[float] = []
+
+    def told(done: float) -> None:
+        heard.append(done)
+        if heard.count(1.5) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    made = over_cores(slow, [0, 1, 2, 3], lambda number, why: why, workers=2, told=told)
+    assert made == ("done", "a quarter", INTERRUPTED, INTERRUPTED)
     assert time.monotonic() - begun_s < 50
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
 
 
-def test_an_interrupted_run_is_kept_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_kept_as_far_as_it_came() -> None:
     """The first half of a long run is worth looking at too."""
-    monkeypatch.setattr("fedsched.sim.running.TOLD_EVERY", 1)
     asked = [Request(one.name, one.experiment, one.policy, one.seed, jobs=4) for one in requests(1)]
     done: list[float] = []
 

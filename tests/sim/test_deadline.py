@@ -1,0 +1,124 @@
+"""A policy that does not answer ends its own run, in whichever way it does not answer; what was done before is kept."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedsched.config import parse
+from fedsched.policy.tetris import Tetris
+from fedsched.sim.deadline import StepDeadline
+from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.running import Request, lost, perform
+from fedsched.sim.workers import Share, over_cores
+
+DECIDE = Tetris.decide
+LIMIT_S = 0.5
+
+
+def request(**changes: object) -> Request:
+    plain = {
+        "clusters": [{"name": "one", "nodes": [{"name": "n", "cpus": 6}]}],
+        "workload": {"jobs": 6, "gap_s": 30, "alone_s_max": 40},
+        "policies": {"tetris": {"name": "tetris"}},
+        "decision_s_max": LIMIT_S,
+        **changes,
+    }
+    return Request("t", parse(ExperimentConfig, plain, "test"), "tetris", 0)
+
+
+def hang_in(way: Callable[[], None], after_slot: int = 12) -> Callable[..., Any]:
+    """Decides as ever up to a slot, and then never again."""
+
+    def decide(self: Tetris, observation: Any, budget: Any) -> Any:
+        if observation.slot > after_slot:
+            way()
+        return DECIDE(self, observation, budget)
+
+    return decide
+
+
+def compute() -> None:
+    while True:
+        pass
+
+
+def wait() -> None:
+    time.sleep(1e6)
+
+
+def hold_on() -> None:
+    """Tries again whatever happens."""
+    while True:
+        try:
+            compute()
+        except Exception:
+            continue
+
+
+def sink() -> None:
+    """Lets no other thread run, and no signal through."""
+    sum(itertools.repeat(0))
+
+
+@pytest.mark.parametrize("way", [compute, wait, hold_on])
+def test_a_policy_that_never_answers_ends_its_run_and_what_was_done_is_kept(
+    way: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One endless loop must not cost the night's other runs, nor this one's first half."""
+    whole = perform(request())
+    monkeypatch.setattr(Tetris, "decide", hang_in(way))
+    run = perform(request())
+    assert "no answer within 0.5 s; it was in test_deadline.py, line" in run.partial
+    assert 0 < int(run.jobs.over.sum()) < 6
+    done = run.jobs.over
+    assert run.jobs.finish_s[done].tolist() == whole.jobs.finish_s[: len(done)][done].tolist()
+    assert run.series
+    assert run.lanes
+
+
+def test_where_the_fallback_may_decide_it_does_as_it_would_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tetris, "decide", hang_in(wait, after_slot=15))
+    run = perform(request(on_bad_answer="fall_back", slots_max=40))
+    assert run.fallbacks > 0
+    assert "no answer" not in run.partial
+
+
+def sink_in_tetris(one: Request, share: Share) -> Any:
+    """In a worker: the first run's policy never returns, from where nothing can get it."""
+    if one.seed == 0:
+        Tetris.decide = hang_in(sink)  # type: ignore[method-assign]
+    return perform(one, share)
+
+
+def test_a_policy_that_nothing_can_interrupt_ends_its_process_and_its_run_only(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Foreign code that holds the interpreter cannot be asked for anything any more; the others go on."""
+    runs = over_cores(sink_in_tetris, [replace(request(), seed=seed) for seed in (0, 1, 2)], lost, workers=2)
+    assert [run.partial for run in runs] == ["its process ended with exit code 1 in the middle of it", "", ""]
+    told = capfd.readouterr().err
+    assert "Timeout (" in told
+    assert " in sink" in told
+
+
+def test_a_run_in_time_is_untouched_by_its_deadline() -> None:
+    """Results must not depend on how fast the machine is, nor leave anything behind in the process."""
+    before = signal.getsignal(signal.SIGVTALRM)
+    tight, loose = perform(request(decision_s_max=20.0)), perform(request(decision_s_max=86_400.0))
+    assert tight.jobs.finish_s.tolist() == loose.jobs.finish_s.tolist()
+    assert not tight.partial
+    assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+def test_many_quick_steps_may_take_longer_than_the_deadline_together() -> None:
+    with StepDeadline(0.2) as deadline:
+        for _ in range(30):
+            time.sleep(0.02)
+            deadline.steps += 1

@@ -60,7 +60,7 @@ def die_first(number: int, share: Share) -> int:
     """The first ends its process at once; the others take their time."""
     if number == 0:
         os._exit(1)
-    time.sleep(20)
+    time.sleep(100)
     return number
 
 
@@ -74,7 +74,7 @@ def test_a_death_is_heard_at_once() -> None:
 
     begun_s = time.monotonic()
     made = over_cores(die_first, [0, 1], lambda number, why: why, workers=2, told=told)
-    assert told_s[0] - begun_s < 15
+    assert told_s[0] - begun_s < 90
     assert made == ("its process ended with exit code 1 in the middle of it", INTERRUPTED)
 
 

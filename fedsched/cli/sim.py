@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 from fedsched.sim.traces.names import TraceFormat
 
 if TYPE_CHECKING:
-    from fedsched.cli.simulated import Plan
+    from fedsched.sim.experiment import ExperimentConfig
 
 
 class Form(StrEnum):
@@ -73,6 +74,25 @@ DecisionMax = Annotated[
 Output = Annotated[Form, typer.Option("-o", "--output", help="How to show the result.")]
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An experiment and what is to be run of it."""
+
+    name: str
+    arguments: str
+    """What a user types after `fedsched sim run` for it."""
+    experiment: ExperimentConfig
+    policies: tuple[str, ...]
+    """Labels, in the order in which results are shown."""
+    source: Path
+    """The file that it was read from."""
+
+    @property
+    def seeds(self) -> range:
+        """Seeds of its runs."""
+        return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     from fedsched.cli import replay
@@ -113,7 +133,6 @@ def run(
     output: Output = Form.TABLE,
 ) -> None:
     """Run an experiment's policies on the same jobs, or a trace without any experiment's file."""
-    from fedsched.cli.simulated import Files, carry_out
     from fedsched.errors import InvalidInput
 
     if (file is None) == (trace is None):
@@ -127,6 +146,8 @@ def run(
         assert trace is not None
         plan = _trace_plan(trace, form, nodes, gpus_per_node, clock, slot_length, placement)
         plan = _adjusted(plan, policies or "fifo", seeds, seed, decision_s_max)
+    from fedsched.cli.simulated import Files, carry_out  # loads what simulates, once all that is given makes sense
+
     files = Files(per_job, parquet, html)
     carry_out([plan], files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON)
 
@@ -140,7 +161,6 @@ def _trace_plan(
     slot_length_s: float,
     placement: Placement | None,
 ) -> Plan:
-    from fedsched.cli.simulated import Plan
     from fedsched.sim.experiment import trace_experiment
 
     experiment = trace_experiment(
@@ -178,10 +198,10 @@ def compare(
 
     All are compared with the first policy of the first experiment.
     """
-    from fedsched.cli.simulated import Files, carry_out
+    plans = [_adjusted(_plan(file), policies, seeds, seed, decision_s_max) for file in experiments]
+    from fedsched.cli.simulated import Files, carry_out  # loads what simulates, once all that is given makes sense
 
     files = Files(per_job, parquet, html)
-    plans = [_adjusted(_plan(file), policies, seeds, seed, decision_s_max) for file in experiments]
     carry_out(plans, files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON, paired=True)
 
 
@@ -201,7 +221,6 @@ def swarm(
 
 
 def _plan(file: Path) -> Plan:
-    from fedsched.cli.simulated import Plan
     from fedsched.sim.experiment import load_experiment
 
     experiment = load_experiment(file)
@@ -209,8 +228,6 @@ def _plan(file: Path) -> Plan:
 
 
 def _adjusted(plan: Plan, policies: str, seeds: int | None, seed: int | None, decision_s_max: float | None) -> Plan:
-    from dataclasses import replace
-
     from fedsched.sim.experiment import with_policies
 
     given = {"seeds": seeds, "seed": seed, "decision_s_max": decision_s_max}

@@ -14,11 +14,11 @@ from typing import Any
 import typer
 
 from fedsched.cli.output import span, table
+from fedsched.cli.sim import Plan
 from fedsched.errors import Failed, InvalidInput
 from fedsched.files import refuse_clashes
 from fedsched.sim import running
 from fedsched.sim.comparing import Difference, Interval, Summary, differences, summarise
-from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.results import RunResult, write_csv, write_parquet
 from fedsched.sim.running import Request
 from fedsched.sim.swarm import judge_seed, lost_verdict
@@ -29,25 +29,6 @@ TOLD_EVERY_S = 30.0
 """Between two lines on progress, where nobody looks at a terminal."""
 REASONS_SHOWN = 10
 """Of why runs are partial."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An experiment and what is to be run of it."""
-
-    name: str
-    arguments: str
-    """What a user types after `fedsched sim run` for it."""
-    experiment: ExperimentConfig
-    policies: tuple[str, ...]
-    """Labels, in the order in which results are shown."""
-    source: Path
-    """The file that it was read from."""
-
-    @property
-    def seeds(self) -> range:
-        """Seeds of its runs."""
-        return range(self.experiment.seed, self.experiment.seed + self.experiment.seeds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from fedsched.core.decision import Budget, JobView, Observation, SpeedSample
 from fedsched.core.ids import JobId
@@ -73,6 +72,8 @@ def fit(samples: Sequence[SpeedSample], level: float = 1.0) -> SpeedCurve:
     weight = PRIOR_WEIGHT**0.5
     rows += [terms(w, p) / (terms(w, p) @ prior) * weight for w, p in PRIOR_POINTS]
     target = [1.0] * len(seen) + [weight] * len(PRIOR_POINTS)
+    from scipy.optimize import nnls  # takes long to load, and few runs need it
+
     solution, _ = nnls(np.array(rows), np.array(target))
     a, b, c, d, e = (float(value) for value in solution)
     return SpeedCurve((a, b, c, d, e))

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
@@ -32,7 +32,6 @@ from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason
 from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
-from fedsched.learn.actor_critic import Learner
 from fedsched.policy import guardrail
 from fedsched.policy.disciplines import ranks
 from fedsched.policy.dl2 import DL2
@@ -43,6 +42,9 @@ from fedsched.sim.executor import SimulatedExecutor
 from fedsched.sim.faults import Faults, Planned
 from fedsched.sim.ports import SimulatedJob, SpeedModel
 from fedsched.sim.speeds.costs import Costs
+
+if TYPE_CHECKING:
+    from fedsched.learn.actor_critic import Learner  # loads torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.optimize import brentq
 
 from fedsched.config import Tree, load
 from fedsched.core.ids import stream
@@ -295,6 +294,8 @@ def _exponent(shortest_s: float, longest_s: float, mean_s: float) -> float:
     low, high = excess(-EXPONENT_MAX), excess(EXPONENT_MAX)
     if low * high > 0:
         return -EXPONENT_MAX if abs(low) < abs(high) else EXPONENT_MAX
+    from scipy.optimize import brentq  # takes long to load, and only fitting needs it
+
     return float(brentq(excess, -EXPONENT_MAX, EXPONENT_MAX))
 
 

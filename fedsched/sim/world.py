@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import JobPhase, JobStatus
 from fedsched.errors import InvalidInput
-from fedsched.learn.actor_critic import Learner
 from fedsched.runtime.loop import Observer
 from fedsched.sim.clock import ARRIVAL, VirtualClock
 from fedsched.sim.cluster import NoTranscript, Rules, Setup, SimulatedCluster, Transcript
@@ -21,6 +20,9 @@ from fedsched.sim.speed import SPEEDS
 from fedsched.sim.speeds.analytic import AnalyticSpeeds
 from fedsched.sim.speeds.costs import Costs
 from fedsched.sim.workload import Scenario
+
+if TYPE_CHECKING:
+    from fedsched.learn.actor_critic import Learner  # loads torch
 
 CLUSTER = ClusterName("simulated")
 """The only one of a drawn scenario."""

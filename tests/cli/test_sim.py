@@ -6,12 +6,15 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from fedsched.cli import simulated
 from fedsched.policy.tetris import Tetris
 from tests.cli.conftest import Run
 
@@ -176,6 +179,80 @@ def test_help_shows_the_command_and_stays_light() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert re.search(r"^  sim +Compare policies in simulation\.$", result.stdout, re.MULTILINE)
+
+
+def test_a_mistake_is_told_before_anything_heavy_is_loaded() -> None:
+    """Who mistypes a path or a policy waits for no library; heuristics never need torch, and so no worker loads it."""
+    heavy = ("torch", "scipy", "matplotlib", "pyarrow", "fedsched.sim.world")
+    code = (
+        "import sys\nfrom fedsched.cli.main import main\n"
+        "assert main(['sim', 'run', 'nowhere.yaml']) == 2\n"
+        "assert main(['sim', 'run', '--trace', 'a', 'b']) == 2\n"
+        f"print(','.join(name for name in {heavy!r} if name in sys.modules))\n"
+        "import fedsched.sim.sweep\n"
+        "print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines() == ["", "False"]
+
+
+def test_progress_is_told_where_nobody_looks_at_a_terminal(
+    run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the log of a batch job wants to know whether it still moves, for every kind of run."""
+    monkeypatch.setattr(simulated, "TOLD_EVERY_S", 0.0)
+    trace = Path(tiny).parent / "trace.csv"
+    trace.write_text("job_id,num_gpu,submit_s,duration_s\n" + "".join(f"{n},1,{n},50\n" for n in range(30)))
+    policies = "fifo,srtf,las,las2d,themis,tetris,drf,gavel_maxmin"
+    for arguments in ((tiny, "--policies", "drf,srtf"), ("--trace", str(trace), "--policies", policies)):
+        for workers in ("1", "2"):
+            result = run("sim", "run", *arguments, "--seeds", "1", "--workers", workers)
+            assert result.code == 0, result.err
+            lines = [line for line in result.err.splitlines() if "runs are done after" in line]
+            assert len(lines) >= 3
+            assert "to go" in lines[-1]
+            assert "done" not in result.out
+
+
+def test_an_interruption_is_told_in_a_line(run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty runs that were never begun are no forty problems."""
+
+    def stop(self: Tetris, observation: object, budget: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Tetris, "decide", stop)
+    result = run("sim", "run", tiny, "--policies", "srtf,tetris", "--seeds", "20", "--workers", "1")
+    assert result.code == 1
+    assert len(result.err.splitlines()) <= 5
+    assert "20 of 40 runs are partial; what they did until then is kept:" in result.err
+    assert "  - 20 were interrupted, 1 of them under way" in result.err
+
+
+def test_what_failed_is_told_up_to_a_number(run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Tetris, observation: object, budget: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(Tetris, "decide", fail)
+    result = run("sim", "run", tiny, "--policy", "tetris", "--seeds", "15", "--workers", "1")
+    assert result.err.count("ValueError: no (test_sim.py, line ") == simulated.REASONS_SHOWN
+    assert "  - and 5 more" in result.err
+
+
+def test_a_policy_that_does_not_answer_in_time_ends_its_run_only(
+    run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is the user's to choose: a linear program of a large cluster may take its time."""
+
+    def wait(self: Tetris, observation: object, budget: object) -> None:
+        time.sleep(1000)
+
+    monkeypatch.setattr(Tetris, "decide", wait)
+    arguments = ("--policies", "tetris,srtf", "--seeds", "1", "--workers", "1", "--decision-s-max", "0.3")
+    result = run("sim", "run", tiny, *arguments)
+    assert result.code == 1
+    told = r"  - tetris, seed 0: .* policy tetris .*TooLong: no answer within 0\.3 s; it was in test_sim\.py, line \d+"
+    assert re.search(told, result.err)
+    assert result.out.splitlines()[2].startswith("srtf")
 
 
 def test_a_policy_for_rebuilt_clusters_is_refused_before_anything_runs(run: Run, tiny: str) -> None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from fedsched.errors import InvalidInput
 from fedsched.sim.ports import Setting, SimulatedJob
@@ -126,6 +125,8 @@ def fit_timing(iterations: Sequence[Iteration]) -> Timing:
     largest = max(one.gpu_batch for one in iterations)
     start = np.array([fastest / 2, fastest / (2 * largest), fastest / 4, 0, fastest / 4, 0, 2.0])
     low = np.array([1e-9, 1e-12, 0, 0, 0, 0, 1.0])
+    from scipy.optimize import least_squares  # takes long to load, and few runs need it
+
     found = least_squares(residuals, np.maximum(start, low), bounds=(low, [np.inf] * 6 + [GAMMA_MAX]), x_scale="jac").x
     if not local:
         found[2:4] = found[4:6]

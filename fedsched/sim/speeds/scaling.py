@@ -16,7 +16,6 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from fedsched.errors import InvalidInput
 from fedsched.sim.ports import Setting, SimulatedJob
@@ -65,6 +64,8 @@ def fit_curve(measurements: Sequence[Measurement]) -> ScalingCurve:
         raise ValueError("at least one measurement with progress was expected")
     # Speed times predicted seconds is 1 for a perfect fit: residuals are relative errors.
     rows = np.array([_terms(one.gpus, one.nodes) * one.iterations_per_s for one in seen])
+    from scipy.optimize import nnls  # takes long to load, and few runs need it
+
     solution, _ = nnls(rows, np.ones(len(seen)))
     return ScalingCurve(*(float(value) for value in solution))
 

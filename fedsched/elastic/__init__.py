@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch.amp import GradScaler
     from torch.nn import Module
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["join"]
 
 
-def join(model: Module, optimizer: Optimizer, *, seed: int = 0, scheduler: LRScheduler | None = None) -> Session:
+def join(
+    model: Module,
+    optimizer: Optimizer,
+    *,
+    seed: int = 0,
+    scheduler: LRScheduler | None = None,
+    scaler: GradScaler | None = None,
+) -> Session:
     """Make this process a worker of its job, or, outside of one, the only worker.
 
     Args:
@@ -34,6 +42,8 @@ def join(model: Module, optimizer: Optimizer, *, seed: int = 0, scheduler: LRSch
         seed: decides the order of samples.
         scheduler: stepped by the session after every step, and brought up to date where a worker joins late or a job
             is resumed. A scheduler that the script steps by itself would start anew there.
+        scaler: scales losses up for float16; a step in which any worker's gradients overflow is left out by all.
+            Autocast alone, with bfloat16, needs none.
 
     Raises:
         InvalidInput: the optimiser cannot work on several servers.
@@ -42,4 +52,4 @@ def join(model: Module, optimizer: Optimizer, *, seed: int = 0, scheduler: LRSch
     # Torch takes seconds to import, and the coordinator, which lives in this package too, does without.
     from fedsched.elastic.session import Session
 
-    return Session(model, optimizer, seed=seed, scheduler=scheduler)
+    return Session(model, optimizer, seed=seed, scheduler=scheduler, scaler=scaler)

@@ -28,10 +28,11 @@ from fedsched import tracing
 from fedsched.core import scaling
 from fedsched.core.ids import TaskName
 from fedsched.core.scaling import Phase, Plan, Scaling, ScalingConfig, View
-from fedsched.elastic import checkpoint, ending, environment
+from fedsched.elastic import checkpoint, ending, environment, memory
 from fedsched.elastic.attendance import SERVER_OPTIONS
 from fedsched.elastic.checkpoint import ShardFile
 from fedsched.elastic.environment import TaskEnvironment
+from fedsched.elastic.memory import Layout, Segment
 from fedsched.elastic.model import ModelSpec, block_difference
 from fedsched.errors import CorruptCheckpoint, FedschedError
 from fedsched.files import write_whole
@@ -64,9 +65,12 @@ _PHASES = {
 class _Link:
     """The coordinator's end of one member's stream."""
 
-    def __init__(self, task: TaskName, address: str) -> None:
-        self.task = task
-        self.address = address
+    def __init__(self, hello: pb.MemberReport) -> None:
+        self.task = TaskName(hello.task)
+        self.address = hello.address
+        self.shares = hello.machine == memory.machine()
+        """Whether it is on the coordinator's machine."""
+        self.gradients = ""
         self.error = ""
         self.loss: float | None = None
         self.told_model = False
@@ -85,6 +89,8 @@ class Coordinator(MembershipServicer, JobControlServicer):
         self._core = Scaling(task.tasks, time.monotonic(), resume.step if resume else 0, config)
         self._links: dict[TaskName, _Link] = {}
         self._model: ModelSpec | None = None
+        self._parameters: Segment | None = None
+        """Held here because the coordinator is there from the first step to the last."""
         self._loss: float | None = None
         """Mean of the workers' newest losses."""
         self._accuracy: float | None = None
@@ -104,12 +110,14 @@ class Coordinator(MembershipServicer, JobControlServicer):
             hello = next(request_iterator)
         except (StopIteration, grpc.RpcError):
             return
-        link = _Link(TaskName(hello.task), hello.address)
+        link = _Link(hello)
         with self._lock:
             # An executor may have seen the earlier process end before this side has seen its stream end.
             free = self._lock.wait_for(lambda: link.task not in self._links, timeout=_NAME_S)
             if free:
                 self._links[link.task] = link
+                training = len(self._core.plan.workers) if self._core.plan else 0
+                link.views.put(pb.MemberView(machine=memory.machine(), training=training))
         if not free:
             yield _refusal(f"{link.task} is here already; two processes cannot have one name")
             return
@@ -136,6 +144,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
         now_s = time.monotonic()
         with self._lock:
             link.error = report.error or link.error
+            link.gradients = report.gradients or link.gradients
             if report.HasField("loss"):
                 link.loss = report.loss
                 losses = [other.loss for other in self._links.values() if other.loss is not None]
@@ -171,6 +180,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
                     f"the checkpoint in {self._resume.folder} has epochs of {self._resume.model.steps_per_epoch} steps"
                 )
         self._model = model
+        self._parameters = Segment.create("parameters", Layout.of(model).total_bytes)
         self._handle(scaling.ModelDescribed(now_s, model.core_blocks(), model.steps))
         return ""
 
@@ -292,17 +302,23 @@ class Coordinator(MembershipServicer, JobControlServicer):
             message.checkpoint = str(self._resume.folder) if self._resume else ""
             if not link.told_model and self._model is not None:
                 message.model = self._model.dumps()
+                message.machine = memory.machine()
+                message.training = len(view.plans[0].workers)
+                message.parameters = self._parameters.handle if self._parameters and link.shares else ""
                 link.told_model = True
         link.views.put(message)
 
     def _plan_view(self, plan: Plan) -> pb.PlanView:
         index = {server: number for number, server in enumerate(plan.servers)}
+        links = [self._links.get(task) for task in plan.servers]
         return pb.PlanView(
             number=plan.number,
             from_step=plan.from_step,
             workers=plan.workers,
             servers=plan.servers,
-            addresses=[self._links[task].address if task in self._links else "" for task in plan.servers],
+            addresses=[link.address if link else "" for link in links],
+            shared=[bool(link and link.shares) for link in links],
+            gradients=[self._links[task].gradients if task in self._links else "" for task in plan.workers],
             owners=[index[owner] for owner in plan.owners],
         )
 

@@ -14,7 +14,7 @@ Hyperparameters = tuple[dict[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """One tensor of the model."""
+    """One tensor of the model, or some rows of a large one: what lives on one server as a whole."""
 
     name: str
     group: int
@@ -22,6 +22,10 @@ class BlockSpec:
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+    tensor: int = 0
+    """Which of the model's tensors it belongs to."""
+    start: int = 0
+    """Its first row there."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}{list(self.shape)}"
@@ -42,6 +46,11 @@ class ModelSpec:
     steps_per_epoch: int
     steps: int
     seed: int
+    state_keys: tuple[str, ...] = ()
+    """What the optimiser keeps for each parameter in the parameter's own form: momentum, moments and so on."""
+    asynchronous: bool = False
+    """Whether workers go on without waiting for each other. Then `batch_size` counts the samples of one worker, and a
+    step is one worker's batch."""
 
     def dumps(self) -> str:
         """As JSON."""
@@ -53,7 +62,8 @@ class ModelSpec:
         plain = json.loads(text)
         blocks = tuple(BlockSpec(**{**block, "shape": tuple(block["shape"])}) for block in plain.pop("blocks"))
         groups = tuple(plain.pop("hyperparameters"))
-        return ModelSpec(blocks=blocks, hyperparameters=groups, **plain)
+        keys = tuple(plain.pop("state_keys"))
+        return ModelSpec(blocks=blocks, hyperparameters=groups, state_keys=keys, **plain)
 
     def core_blocks(self) -> tuple[Block, ...]:
         """What the protocol needs to know of them."""
@@ -64,7 +74,7 @@ class ModelSpec:
         same = replace(self, hyperparameters=other.hyperparameters)
         if same == other:
             return ""
-        for field in ("optimizer", "samples", "batch_size", "steps", "seed"):
+        for field in ("optimizer", "samples", "batch_size", "steps", "seed", "asynchronous", "state_keys"):
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
                 return f"{field} is {mine!r} there and {theirs!r} here"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, cast
@@ -27,8 +28,6 @@ def name_of(optimizer: Optimizer) -> str:
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise _refused(optimizer, "it evaluates the model several times a step (a closure), which servers cannot do")
-    if kind.__name__ == "SparseAdam":
-        raise _refused(optimizer, "it needs sparse gradients, which are not exchanged")
     known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if any(key not in known for key in optimizer.state):
         raise _refused(optimizer, "it keeps state that belongs to no single parameter, which cannot be split")
@@ -40,7 +39,7 @@ def name_of(optimizer: Optimizer) -> str:
 def _refused(optimizer: Optimizer, why: str) -> InvalidInput:
     return InvalidInput(
         f"the optimiser {type(optimizer).__name__} cannot train elastically: {why}",
-        "use one that treats every parameter for itself: SGD, Adam, AdamW, RMSprop, Adagrad",
+        "use one that treats every parameter for itself: SGD, Adam, AdamW, RMSprop, Adagrad, SparseAdam",
     )
 
 
@@ -88,8 +87,55 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
 
 
+def state_keys(optimizer: Optimizer) -> tuple[str, ...]:
+    """What the optimiser keeps for a parameter in the parameter's own form, as one step of a tiny one shows."""
+    settings = hyperparameters(optimizer)
+    kept: set[str] = set()
+    with torch.random.fork_rng(devices=[]):
+        for index in range(len(settings)):
+            parameter = torch.nn.Parameter(torch.ones(2, 3))
+            alone: list[list[torch.nn.Parameter]] = [[] for _ in settings]
+            alone[index].append(parameter)
+            for sparse in (False, True):
+                parameter.grad = torch.ones(2, 3).to_sparse(1) if sparse else torch.ones(2, 3)
+                try:
+                    small = build(name_of(optimizer), settings, alone)
+                    small.step()
+                except (RuntimeError, ValueError, TypeError):
+                    continue  # One that takes only dense gradients, or only sparse ones.
+                state = small.state[parameter].items()
+                kept |= {key for key, item in state if isinstance(item, torch.Tensor) and item.shape == (2, 3)}
+                break
+    return tuple(sorted(kept))
+
+
+_ELEMENTWISE = frozenset(
+    f"torch.optim.{place}"
+    for place in (
+        "sgd:SGD",
+        "adam:Adam",
+        "adamw:AdamW",
+        "adamax:Adamax",
+        "nadam:NAdam",
+        "radam:RAdam",
+        "rmsprop:RMSprop",
+        "rprop:Rprop",
+        "adagrad:Adagrad",
+        "adadelta:Adadelta",
+        "sparse_adam:SparseAdam",
+    )
+)
+"""Optimisers that treat each element for itself: for them, a part of a tensor is as good as a tensor. Others, which
+look at a whole tensor's norm or rank, keep each tensor on one server."""
+_PARTS = 128
+_PART_BYTES_MIN = 64 * 1024
+
+
 def blocks_of(model: Module, optimizer: Optimizer) -> tuple[tuple[BlockSpec, ...], list[torch.Tensor]]:
-    """Every tensor of the model, described and itself, in one order that all workers share.
+    """Every tensor of the model, described as blocks, and the tensors, in one order that all workers share.
+
+    A tensor that is large beside the whole model makes several blocks, so that servers can share it evenly. How it is
+    cut follows from the model alone: checkpoints of all allocations fit each other.
 
     Raises:
         InvalidInput: the optimiser holds parameters that the model does not have.
@@ -102,8 +148,24 @@ def blocks_of(model: Module, optimizer: Optimizer) -> tuple[tuple[BlockSpec, ...
             f"the optimiser holds {len(strangers)} parameters that are not in the model",
             "put all that is trained under one torch.nn.Module",
         )
-    specs = tuple(
-        BlockSpec(name, group_of.get(id(t), -1), dtype_name(t), tuple(t.shape), t.numel() * t.element_size())
-        for name, t in named
-    )
-    return specs, [tensor for _, tensor in named]
+    total = sum(tensor.numel() * tensor.element_size() for _, tensor in named)
+    limit = max(_PART_BYTES_MIN, total // _PARTS) if name_of(optimizer) in _ELEMENTWISE else max(total, 1)
+    specs: list[BlockSpec] = []
+    for number, (name, tensor) in enumerate(named):
+        specs += _cut(name, group_of.get(id(tensor), -1), tensor, number, limit)
+    return tuple(specs), [tensor for _, tensor in named]
+
+
+def _cut(name: str, group: int, tensor: torch.Tensor, number: int, limit: int) -> list[BlockSpec]:
+    """One tensor as blocks of whole rows, of nearly equal size and at most `limit` bytes where a row is not larger."""
+    size_bytes, dtype, shape = tensor.numel() * tensor.element_size(), dtype_name(tensor), tuple(tensor.shape)
+    rows = shape[0] if shape and size_bytes else 1
+    count = min(rows, -(-size_bytes // limit)) if group >= 0 else 1
+    if count <= 1:
+        return [BlockSpec(name, group, dtype, shape, size_bytes, number)]
+    row_bytes = size_bytes // rows
+    edges = [rows * part // count for part in range(count + 1)]
+    return [
+        BlockSpec(f"{name}[{a}:{b}]", group, dtype, (b - a, *shape[1:]), (b - a) * row_bytes, number, a)
+        for a, b in itertools.pairwise(edges)
+    ]

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,20 +19,18 @@ import grpc
 import torch
 
 from fedsched import tracing
-from fedsched.elastic import ending, environment
+from fedsched.elastic import ending, environment, memory
+from fedsched.elastic.arena import Arena, parts
 from fedsched.elastic.attendance import CHANNEL_OPTIONS, SERVER_OPTIONS, Attendance
 from fedsched.elastic.checkpoint import partial_folder, sha256_of, verified
 from fedsched.elastic.environment import TaskEnvironment
 from fedsched.elastic.model import ModelSpec
-from fedsched.elastic.shard import BlockState, Contribution, Shard, ShardSnapshot, read_blocks
-from fedsched.elastic.tensors import decode, encode
+from fedsched.elastic.shard import BlockState, Gradients, Shard, read_blocks
+from fedsched.elastic.streams import put, serve
+from fedsched.elastic.tensors import decode, encode, sparse_of
 from fedsched.errors import FedschedError
 from fedsched.pb import training_pb2 as pb
-from fedsched.pb.training_pb2_grpc import (
-    ParametersServicer,
-    ParametersStub,
-    add_ParametersServicer_to_server,
-)
+from fedsched.pb.training_pb2_grpc import ParametersStub
 
 _THREADS_MAX = 256
 """Each worker's exchange holds a thread while it waits for the others'; threads are made as they are needed."""
@@ -42,11 +40,11 @@ _THREADS_MAX = 256
 class _Step:
     """One step's contributions, and the answer once all have come."""
 
-    pushes: dict[str, tuple[pb.Push, Contribution]] = field(default_factory=dict)
-    reply: pb.Blocks | None = None
+    pushes: dict[str, pb.Push] = field(default_factory=dict)
+    reply: pb.Stepped | None = None
 
 
-class ParameterServer(ParametersServicer):
+class ParameterServer:
     """Holds the blocks that the active plan gives it.
 
     Threads: gRPC's handlers, the attendance thread (`see`) and the main thread (`run`), which carries out what plans
@@ -62,14 +60,21 @@ class ParameterServer(ParametersServicer):
         self._plans: dict[int, pb.PlanView] = {}
         self._shard: Shard | None = None
         self._model: ModelSpec | None = None
+        self._arena: Arena | None = None
+        self._parameters = ""
+        """Handle of the job's arena; empty when this server keeps one of its own."""
         self._checkpoint = ""
         self._active: pb.PlanView | None = None
         self._version = -1
-        self._filled: pb.Blocks | None = None
+        self._is_filled = False
         self._given: set[int] = set()
         """Plans for which this server has given its moving blocks away."""
         self._incoming: dict[int, list[pb.Handover]] = {}
+        self._gradients: dict[str, tuple[str, Arena]] = {}
+        """Of each worker: where its gradients are, and the handle that led there."""
         self._steps: dict[int, _Step] = {}
+        self._copying = False
+        """A checkpoint is being copied: nothing may change until that is done."""
         self._failure = ""
         self._leaving = False
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -81,7 +86,7 @@ class ParameterServer(ParametersServicer):
         with self._changed:
             if view.model:
                 self._model = ModelSpec.loads(view.model)
-                self._shard = Shard(self._model)
+                self._parameters = view.parameters if view.machine == memory.machine() else ""
                 self._checkpoint = view.checkpoint
             for plan in view.plans:
                 self._plans[plan.number] = plan
@@ -90,10 +95,25 @@ class ParameterServer(ParametersServicer):
 
     # What workers and other servers ask for.
 
-    def Fill(self, request: pb.Blocks, context: grpc.ServicerContext) -> pb.Done:
-        """Take the chief's initial values."""
+    def Put(self, request_iterator: Iterator[bytes], context: grpc.ServicerContext) -> pb.Done:
+        """Fill a buffer: a worker's gradients, the chief's initial values, or blocks that move here."""
+        pieces, chunks = parts(request_iterator)
         with self._changed:
-            self._filled = request
+            self._await(context, lambda: self._arena is not None)
+            arena = self._own_gradients(pieces.gradients_of) if pieces.gradients_of else self._arena
+        assert arena is not None
+        arena.write(pieces, chunks)
+        return pb.Done()
+
+    def Get(self, request: pb.Pieces, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The values of blocks; who asks knows that they do not change meanwhile."""
+        assert self._arena is not None
+        yield from self._arena.read(request.blocks)
+
+    def Fill(self, request: pb.Done, context: grpc.ServicerContext) -> pb.Done:
+        """The chief's initial values are in the arena."""
+        with self._changed:
+            self._is_filled = True
             self._changed.notify_all()
         return pb.Done()
 
@@ -106,26 +126,26 @@ class ParameterServer(ParametersServicer):
             self._changed.notify_all()
         return pb.Done()
 
-    def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.Blocks:
-        """All values at a version, for a worker that joins."""
+    def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> pb.Stepped:
+        """Wait for a version, for a worker that joins."""
         with self._changed:
             self._await(context, lambda: self._at(request.plan, request.version))
-            assert self._shard is not None
-            tensors = [encode(index, value) for index, value in self._shard.values(buffers=True)]
-            return pb.Blocks(version=self._version, tensors=tensors)
+            return pb.Stepped(version=self._version)
 
-    def Exchange(self, request: pb.Push, context: grpc.ServicerContext) -> pb.Blocks:
+    def Exchange(self, request: pb.Push, context: grpc.ServicerContext) -> pb.Stepped:
         """One worker's part of a step; a repeated one changes nothing."""
-        gradients = {message.block: decode(message) for message in request.gradients}
+        came_s = time.monotonic()
         with self._changed:
             self._await(context, lambda: self._at(request.plan, request.step) or self._replied(request.step))
+            held_s = time.monotonic() - came_s
             step = self._steps.setdefault(request.step, _Step())
             if step.reply is None:
-                step.pushes[request.worker] = (request, Contribution(request.weight, gradients))
+                self._await(context, lambda: not self._copying)
+                step.pushes[request.worker] = request
                 self._apply_when_complete(request.step, step)
             self._await(context, lambda: step.reply is not None)
             assert step.reply is not None
-            return step.reply
+            return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped, held_s=held_s)
 
     def _at(self, plan: int, version: int) -> bool:
         return self._active is not None and self._active.number == plan and self._version == version
@@ -147,14 +167,12 @@ class ParameterServer(ParametersServicer):
 
     def _apply_when_complete(self, number: int, step: _Step) -> None:
         assert self._active is not None
-        assert self._shard is not None
         if any(worker not in step.pushes for worker in self._active.workers):
             return
-        chief = step.pushes[self._active.workers[0]][0]
+        pushes = [step.pushes[worker] for worker in self._active.workers]
+        skipped = any(push.overflow for push in pushes)
         try:
-            self._shard.set_buffers({message.block: decode(message) for message in chief.buffers})
-            parts = [step.pushes[worker][1] for worker in self._active.workers]
-            self._shard.apply(parts, tuple(json.loads(chief.hyperparameters)))
+            self._apply(pushes, skipped)
         except (
             Exception
         ) as problem:  # The optimiser is the user's choice; whatever it raises ends the job with its words.
@@ -163,20 +181,51 @@ class ParameterServer(ParametersServicer):
             self._changed.notify_all()
             return
         self._version = number + 1
-        # Encoded once, sent to every worker.
-        tensors = [encode(index, value) for index, value in self._shard.values(buffers=False)]
-        step.reply = pb.Blocks(version=self._version, tensors=tensors)
+        step.reply = pb.Stepped(version=self._version, skipped=skipped)
         step.pushes.clear()
         # A worker can be one step behind another at most; its answer must still be there.
         self._steps = {n: s for n, s in self._steps.items() if n >= number - 1}
-        if chief.save:
-            self._writer.submit(self._write_shard, self._version, self._shard.snapshot())
+        if pushes[0].save:
+            # Copied while workers compute the next step; the optimiser waits for it, and so does a switch.
+            self._copying = True
+            self._writer.submit(self._write_shard, self._version)
         self._changed.notify_all()
 
-    def _write_shard(self, step: int, snapshot: ShardSnapshot) -> None:
+    def _apply(self, pushes: Sequence[pb.Push], skipped: bool) -> None:
+        assert self._shard is not None
+        chief = pushes[0]
+        here = self._shard.blocks
+        theirs = self._gradients[chief.worker][1]
+        self._shard.set_buffers({index: theirs.value(index) for index in chief.buffers if index in here})
+        if not skipped:
+            gradients = [self._gradients_of(push, here) for push in pushes]
+            self._shard.apply(gradients, tuple(json.loads(chief.hyperparameters)))
+
+    def _gradients_of(self, push: pb.Push, here: frozenset[int]) -> Gradients:
+        assert self._model is not None
+        buffer = self._gradients[push.worker][1]
+        dense = {index: buffer.value(index) for index in push.gradients if index in here}
+        sparse = sparse_of(push.sparse, self._model)
+        return dense | {index: gradient for index, gradient in sparse.items() if index in here}
+
+    def _own_gradients(self, worker: str) -> Arena:
+        """A buffer for what a worker of another machine sends."""
+        assert self._model is not None
+        if worker not in self._gradients:
+            self._gradients[worker] = ("", Arena.of_gradients(self._model))
+        return self._gradients[worker][1]
+
+    def _write_shard(self, step: int) -> None:
         folder = partial_folder(self._checkpoint_dir, step)
         path = folder / f"{self._task}.safetensors"
         try:
+            assert self._shard is not None
+            try:
+                snapshot = self._shard.snapshot()
+            finally:
+                with self._changed:
+                    self._copying = False
+                    self._changed.notify_all()
             folder.mkdir(parents=True, exist_ok=True)
             snapshot.write(path)
             with path.open("rb") as file:
@@ -193,6 +242,7 @@ class ParameterServer(ParametersServicer):
 
         Raises:
             FedschedError: the job's checkpoint does not fit.
+            OSError: another process' memory cannot be reached.
         """
         while True:
             with self._changed:
@@ -206,12 +256,17 @@ class ParameterServer(ParametersServicer):
 
     def _due(self) -> Callable[[], None] | None:
         """What is to be done next, if anything."""
-        if self._shard is None or not self._plans:
+        if self._model is None or not self._plans:
             return None
+        if self._shard is None:
+            return self._prepare
+        unattached = self._unattached()
+        if unattached:
+            return lambda: self._attach(unattached)
         if self._active is None and 1 in self._plans:
-            return self._start if self._checkpoint or self._filled or not self._owned(self._plans[1]) else None
+            return self._start if self._checkpoint or self._is_filled or not self._owned(self._plans[1]) else None
         plan = self._plans.get(self._active.number + 1 if self._active else min(self._plans))
-        if plan is None:
+        if plan is None or self._copying:
             return None
         at_clock = self._active is None or not self._owned(self._active) or self._version == plan.from_step
         if at_clock and plan.number not in self._given:
@@ -227,6 +282,36 @@ class ParameterServer(ParametersServicer):
         mine = names.index(self._task)
         return frozenset(index for index, owner in enumerate(plan.owners) if owner == mine)
 
+    def _prepare(self) -> None:
+        """Have the memory in place before the first plan that names this server begins."""
+        assert self._model is not None
+        arena = Arena.of_parameters(self._model, self._parameters)
+        with self._changed:
+            self._arena = arena
+            self._shard = Shard(self._model, arena)
+            self._changed.notify_all()
+
+    def _unattached(self) -> dict[str, str]:
+        """Workers of this machine whose gradients are not within reach yet."""
+        plan = self._plans[max(self._plans)]
+        return {
+            worker: handle
+            for worker, handle in zip(plan.workers, plan.gradients, strict=True)
+            if self._parameters and handle and self._gradients.get(worker, ("", None))[0] != handle
+        }
+
+    def _attach(self, handles: Mapping[str, str]) -> None:
+        assert self._model is not None
+        for worker, handle in handles.items():
+            try:
+                arena = Arena.of_gradients(self._model, handle)
+            except OSError:
+                # It has ended. The coordinator will say what follows from that.
+                arena = Arena.of_gradients(self._model)
+            with self._changed:
+                # A later process of the name comes only after the steps of this one are over.
+                self._gradients[worker] = (handle, arena)
+
     def _start(self) -> None:
         """The first plan: blocks come from the checkpoint or from the chief."""
         plan = self._plans[1]
@@ -237,9 +322,9 @@ class ParameterServer(ParametersServicer):
             blocks, settings = read_blocks(self._model, verified(Path(self._checkpoint)).files, owned)
             with self._changed:
                 self._shard.add(blocks, settings)
-        elif self._filled:
+        elif owned:
             with self._changed:
-                self._shard.add({m.block: BlockState(decode(m), {}, {}) for m in self._filled.tensors})
+                self._shard.add({index: BlockState(self._shard.arena.value(index), {}, {}) for index in owned})
         self._activate(plan)
 
     def _give(self, plan: pb.PlanView) -> None:
@@ -253,42 +338,67 @@ class ParameterServer(ParametersServicer):
         for index, block in moving.items():
             by_owner.setdefault(plan.owners[index], {})[index] = block
         for owner, blocks in sorted(by_owner.items()):
-            handover = pb.Handover(
-                server=self._task,
-                plan=plan.number,
-                version=plan.from_step,
-                tensors=[
-                    encode(index, tensor, key)
-                    for index, block in blocks.items()
-                    for key, tensor in [("", block.value), *sorted(block.tensors.items())]
-                ],
-                scalars=json.dumps({index: block.scalars for index, block in blocks.items()}),
-                hyperparameters=settings,
-            )
-            with grpc.insecure_channel(plan.addresses[owner], CHANNEL_OPTIONS) as channel:
-                ParametersStub(channel).Hand(handover, timeout=self._wait_s)
+            self._hand(plan, owner, blocks, settings)
+
+    def _hand(self, plan: pb.PlanView, owner: int, blocks: Mapping[int, BlockState], settings: str) -> None:
+        """What lies in the arena is there already on the same machine, and is streamed to another."""
+        assert self._shard is not None
+        shard = self._shard
+        held = {
+            index: [key for key, tensor in sorted(block.tensors.items()) if shard.lies_in_arena(index, key, tensor)]
+            for index, block in blocks.items()
+        }
+        handover = pb.Handover(
+            server=self._task,
+            plan=plan.number,
+            version=plan.from_step,
+            held=json.dumps(held),
+            tensors=[
+                encode(index, tensor, key)
+                for index, block in blocks.items()
+                for key, tensor in sorted(block.tensors.items())
+                if key not in held[index]
+            ],
+            scalars=json.dumps({index: block.scalars for index, block in blocks.items()}),
+            hyperparameters=settings,
+        )
+        with grpc.insecure_channel(plan.addresses[owner], CHANNEL_OPTIONS) as channel:
+            if not (self._parameters and plan.shared[owner]):
+                keys = shard.arena.layout.keys
+                pieces = [(index, 0) for index in blocks]
+                for region, key in enumerate(keys, 1):
+                    pieces += [(index, region) for index in blocks if key in held[index]]
+                indexes, regions = [index for index, _ in pieces], [region for _, region in pieces]
+                put(channel, shard.arena.read(indexes, regions), self._wait_s)
+            ParametersStub(channel).Hand(handover, timeout=self._wait_s)
 
     def _complete(self, plan: pb.PlanView) -> bool:
         """Whether every block of the plan is here or waits to be taken in."""
         assert self._shard is not None
-        arrived = {message.block for given in self._incoming.get(plan.number, []) for message in given.tensors}
+        arrived = {int(index) for given in self._incoming.get(plan.number, []) for index in json.loads(given.held)}
         return self._owned(plan) <= self._shard.blocks | arrived
 
     def _activate(self, plan: pb.PlanView) -> None:
         """Take in what others handed over and serve the plan."""
         assert self._shard is not None
+        arena = self._shard.arena
         with self._changed:
             for given in self._incoming.pop(plan.number, []):
                 scalars = json.loads(given.scalars)
-                blocks: dict[int, BlockState] = {}
-                for message in (message for message in given.tensors if not message.key):
-                    blocks[message.block] = BlockState(decode(message), {}, scalars.get(str(message.block), {}))
-                for message in (message for message in given.tensors if message.key):
+                blocks = {
+                    int(index): BlockState(
+                        arena.value(int(index)),
+                        {key: arena.state(int(index), key) for key in keys},
+                        scalars.get(index, {}),
+                    )
+                    for index, keys in json.loads(given.held).items()
+                }
+                for message in given.tensors:
                     blocks[message.block].tensors[message.key] = decode(message)
                 self._shard.add(blocks, tuple(json.loads(given.hyperparameters)))
             self._active, self._version = plan, plan.from_step
-            self._filled = None
             self._plans = {number: known for number, known in self._plans.items() if number >= plan.number}
+            self._gradients = {name: kept for name, kept in self._gradients.items() if name in plan.workers}
             self._changed.notify_all()
         self._report(lambda report: setattr(report, "holds", plan.number))
 
@@ -316,17 +426,17 @@ def _serve(task: TaskEnvironment) -> None:
         task.task, task.checkpoint_dir, task.join_s + task.stall_s, lambda change: attendance.update(change)
     )
     endpoint = grpc.server(ThreadPoolExecutor(_THREADS_MAX), options=SERVER_OPTIONS)
-    add_ParametersServicer_to_server(server, endpoint)
+    serve(server, endpoint)
     port = endpoint.add_insecure_port("127.0.0.1:0")
     endpoint.start()
-    hello = pb.MemberReport(task=task.task, address=f"127.0.0.1:{port}", ready=True)
+    hello = pb.MemberReport(task=task.task, address=f"127.0.0.1:{port}", ready=True, machine=memory.machine())
     attendance = Attendance(task.coordinator, hello, server.see)
     with tracing.span("task.join", parent=task.traceparent, attributes={"job": task.job_id, "task": task.task}):
         attendance.open()
     try:
         server.run()
-    except (FedschedError, grpc.RpcError) as problem:
-        words = problem.message if isinstance(problem, FedschedError) else f"a server does not answer: {problem}"
+    except (FedschedError, grpc.RpcError, OSError) as problem:
+        words = f"a server does not answer: {problem}" if isinstance(problem, grpc.RpcError) else str(problem)
         attendance.close(words)
         raise
     finally:

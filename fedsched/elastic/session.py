@@ -30,14 +30,18 @@ class Trainer(Protocol):
     rank: int
     """This process' place among the workers; -1 before it is known."""
 
-    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> None:
-        """Get ready for a training."""
+    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> int:
+        """Say what is trained. Returns how many workers share a step already when a running job is joined, else 0."""
+
+    def ready(self) -> None:
+        """Be counted on from now on."""
 
     def turn(self) -> Turn | None:
         """The next step and this process' place in it; None after the last. May end the process."""
 
-    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None) -> None:
-        """Take the step with the gradients that the model's parameters hold now."""
+    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None, *, overflow: bool = False) -> bool:
+        """Take the step with the gradients that the model's parameters hold now; False when it was left out because
+        the gradients of some worker had overflowed."""
 
     def report(self, accuracy: float) -> None:
         """Tell how good the model is."""
@@ -55,18 +59,24 @@ class Alone:
         self._done = 0
         self._steps = 0
 
-    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> None:
+    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> int:
         """Count from the start."""
         self._steps = spec.steps
+        return 0
+
+    def ready(self) -> None:
+        """Nobody to tell."""
 
     def turn(self) -> Turn | None:
         """Each step is wholly this process' own."""
         return Turn(self._done, rank=0, workers=1) if self._done < self._steps else None
 
-    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None) -> None:
+    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None, *, overflow: bool = False) -> bool:
         """The optimiser's own step."""
-        self._optimizer.step()
+        if not overflow:
+            self._optimizer.step()
         self._done += 1
+        return not overflow
 
     def report(self, accuracy: float) -> None:
         """Nobody to tell."""
@@ -79,18 +89,27 @@ class Session:
     """One training script's part in its job. Made by `elastic.join`."""
 
     def __init__(
-        self, model: Module, optimizer: Optimizer, *, seed: int = 0, scheduler: LRScheduler | None = None
+        self,
+        model: Module,
+        optimizer: Optimizer,
+        *,
+        seed: int = 0,
+        scheduler: LRScheduler | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._optimizer_name = optimizers.name_of(optimizer)
+        self._state_keys = optimizers.state_keys(optimizer)
         self._seed = seed
         self._scheduler = scheduler
+        self._scaler = scaler
         self._scheduled = 0
         self._sampling: Sampling | None = None
         self._turn: Turn | None = None
         self._weight = 0.0
         self._stepped = True
+        self._is_rehearsal = False
         self._trainer: Trainer
         if environment.in_a_job(os.environ):
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -132,10 +151,13 @@ class Session:
             )
         self._sampling = Sampling(len(dataset), batch_size, epochs, self._seed)  # type: ignore[arg-type]
         spec, tensors = self._describe(self._sampling)
-        self._trainer.begin(spec, tensors)
-        return self._turns(dataset, self._sampling, collate)
+        workers = self._trainer.begin(spec, tensors)
+        return self._turns(dataset, self._sampling, collate, workers)
 
-    def _turns(self, dataset: Dataset[Any], sampling: Sampling, collate: Collate) -> Iterator[Any]:
+    def _turns(self, dataset: Dataset[Any], sampling: Sampling, collate: Collate, workers: int) -> Iterator[Any]:
+        if workers:
+            yield from self._rehearse(dataset, sampling.part(0, 0, workers + 1)[0], collate)
+        self._trainer.ready()
         while (turn := self._trainer.turn()) is not None:
             self._turn = turn
             self._catch_up(turn.step)
@@ -151,6 +173,19 @@ class Session:
             else:  # More workers than samples: take part with nothing.
                 self._finish(None)
 
+    def _rehearse(self, dataset: Dataset[Any], indexes: list[int], collate: Collate) -> Iterator[Any]:
+        """A first batch that counts for nothing, before this worker joins a running job.
+
+        The first pass through a model costs a multiple of every later one, for memory and kernels that are got ready;
+        the others would all wait for it.
+        """
+        chance = torch.get_rng_state()
+        self._stepped, self._is_rehearsal = False, True
+        yield collate([dataset[index] for index in indexes])
+        self._is_rehearsal = False
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.set_rng_state(chance)
+
     def step(self, loss: torch.Tensor) -> None:
         """Take the step that the last batch was for; `loss` is the mean over that batch.
 
@@ -159,15 +194,34 @@ class Session:
         """
         if self._stepped:
             raise InvalidInput("step() was called without a batch", "call it once for every batch of batches()")
-        loss.backward()  # type: ignore[no-untyped-call]
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
+        if self._is_rehearsal:
+            self._stepped = True
+            return
         self._finish(loss.detach())
 
     def _finish(self, loss: torch.Tensor | None) -> None:
         assert self._turn is not None
-        self._trainer.step(self._turn, self._weight, loss)
+        if self._scaler is None:
+            self._trainer.step(self._turn, self._weight, loss)
+        else:
+            self._step_scaled(self._scaler, loss)
         self._optimizer.zero_grad(set_to_none=True)
         self._stepped = True
         self._catch_up(self._turn.step + 1)
+
+    def _step_scaled(self, scaler: torch.amp.GradScaler, loss: torch.Tensor | None) -> None:
+        """With gradients that were scaled up for float16: scaled back, and left out by all where one overflows."""
+        assert self._turn is not None
+        overflow = False
+        if loss is not None:
+            scaler.unscale_(self._optimizer)
+            found = scaler._found_inf_per_device(self._optimizer).values()
+            overflow = any(bool(item.item()) for item in found)
+        self._trainer.step(self._turn, self._weight, loss, overflow=overflow)
+        if loss is not None:
+            scaler.update()
 
     def report(self, *, accuracy: float) -> None:
         """Tell the job's owner how good the model is; the chief's to do."""
@@ -187,6 +241,7 @@ class Session:
         spec = ModelSpec(
             optimizer=self._optimizer_name,
             hyperparameters=optimizers.hyperparameters(self._optimizer),
+            state_keys=self._state_keys,
             blocks=blocks,
             samples=sampling.samples,
             batch_size=sampling.batch_size,

@@ -14,7 +14,9 @@ import torch
 from torch.optim import Optimizer
 
 from fedsched.elastic import optimizers
+from fedsched.elastic.arena import Arena
 from fedsched.elastic.model import Hyperparameters, ModelSpec
+from fedsched.elastic.tensors import dtype_name
 from fedsched.errors import CorruptCheckpoint
 
 
@@ -28,22 +30,22 @@ class BlockState:
     """Optimiser state that is no tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """One worker's part of a step."""
-
-    weight: float
-    gradients: Mapping[int, torch.Tensor]
+Gradients = Mapping[int, torch.Tensor]
+"""One worker's gradients by block, each multiplied by the worker's share of the step's samples. Dense ones may be
+written to."""
 
 
 class Shard:
-    """Blocks by index. Not safe for several threads; the server sees to that."""
+    """Blocks by index, their tensors in an arena. Not safe for several threads; the server sees to that."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, arena: Arena) -> None:
         self.model = model
+        self.arena = arena
         self.hyperparameters: Hyperparameters = model.hyperparameters
         self._values: dict[int, torch.Tensor] = {}
         self._optimizer: Optimizer | None = None
+        self._settled = False
+        """Whether all optimiser state that belongs there is known to lie in the arena."""
 
     @property
     def blocks(self) -> frozenset[int]:
@@ -51,27 +53,35 @@ class Shard:
         return frozenset(self._values)
 
     def add(self, blocks: Mapping[int, BlockState], hyperparameters: Hyperparameters | None = None) -> None:
-        """Take blocks, with the optimiser's present settings where the giver knows them."""
+        """Take blocks, with the optimiser's present settings where the giver knows them.
+
+        Tensors that do not lie in the arena yet are copied there.
+        """
         if hyperparameters is not None:
             self.hyperparameters = hyperparameters
         states = self._states()
         for index, block in sorted(blocks.items()):
+            value = _place(self.arena.value(index), block.value)
             optimised = self.model.blocks[index].group >= 0
-            self._values[index] = torch.nn.Parameter(block.value) if optimised else block.value
+            self._values[index] = torch.nn.Parameter(value) if optimised else value
             states[index] = {**block.tensors, **block.scalars}
         self._rebuild(states)
+        self._settle()
 
     def remove(self, indexes: Iterable[int]) -> dict[int, BlockState]:
         """Give blocks away with their optimiser state."""
+        self._settle()
         gone = {index: self._state_of(index) for index in sorted(indexes)}
+        if not gone:
+            return {}
         states = self._states()
         for index in gone:
             del self._values[index]
         self._rebuild(states)
         return gone
 
-    def apply(self, contributions: Sequence[Contribution], hyperparameters: Hyperparameters) -> None:
-        """One step of the optimiser with the weighted sum of the workers' gradients.
+    def apply(self, contributions: Sequence[Gradients], hyperparameters: Hyperparameters) -> None:
+        """One step of the optimiser with the sum of the workers' gradients.
 
         Floating-point sums depend on their order, so contributions come in the plan's order of workers, never in the
         order of arrival: the same workers always give the same bits.
@@ -82,22 +92,36 @@ class Shard:
         optimizers.update(self._optimizer, hyperparameters)
         for index, parameter in self._values.items():
             if isinstance(parameter, torch.nn.Parameter):
-                parameter.grad = _weighted_sum(index, contributions)
+                parameter.grad = _sum(index, contributions)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if not self._settled:
+            self._settle()
 
     def set_buffers(self, buffers: Mapping[int, torch.Tensor]) -> None:
         """Take the chief's buffers."""
         for index, value in buffers.items():
-            self._values[index] = value
+            self._values[index].copy_(value)
 
-    def values(self, *, buffers: bool) -> list[tuple[int, torch.Tensor]]:
-        """The blocks' values by index; buffers and frozen parameters only when asked for."""
-        return [
-            (index, value)
-            for index, value in sorted(self._values.items())
-            if buffers or isinstance(value, torch.nn.Parameter)
-        ]
+    def lies_in_arena(self, index: int, key: str, tensor: torch.Tensor) -> bool:
+        """Whether this part of a block's optimiser state is where others can find it."""
+        return self._has_place(index, key, tensor) and tensor.data_ptr() == self.arena.state(index, key).data_ptr()
+
+    def _has_place(self, index: int, key: str, tensor: torch.Tensor) -> bool:
+        spec = self.model.blocks[index]
+        in_form = tuple(tensor.shape) == spec.shape and dtype_name(tensor) == spec.dtype and tensor.numel() > 0
+        return in_form and key in self.arena.layout.keys
+
+    def _settle(self) -> None:
+        """Bring optimiser state into the arena that the optimiser has made somewhere else, as it does at first.
+
+        From then on it changes it in place; one that makes a new tensor at each step is only slower to give away.
+        """
+        for index, state in self._states().items():
+            for key, tensor in state.items():
+                if isinstance(tensor, torch.Tensor) and self._has_place(index, key, tensor):
+                    state[key] = _place(self.arena.state(index, key), tensor)
+        self._settled = bool(self._values) and (self._optimizer is None or len(self._states()) > 0)
 
     def snapshot(self) -> ShardSnapshot:
         """A copy that later steps do not touch."""
@@ -142,14 +166,25 @@ class Shard:
         return BlockState(value.detach(), tensors, {key: item for key, item in state.items() if key not in tensors})
 
 
-def _weighted_sum(index: int, contributions: Sequence[Contribution]) -> torch.Tensor | None:
+def _place(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, at this place."""
+    if place.data_ptr() != tensor.data_ptr():
+        place.copy_(tensor)
+    return place
+
+
+def _sum(index: int, contributions: Sequence[Gradients]) -> torch.Tensor | None:
     result: torch.Tensor | None = None
     for contribution in contributions:
-        gradient = contribution.gradients.get(index)
+        gradient = contribution.get(index)
         if gradient is None:
             continue
-        part = gradient if contribution.weight == 1.0 else gradient * contribution.weight
-        result = part if result is None else result + part
+        if result is None:
+            result = gradient
+        elif result.is_sparse:
+            result = result + gradient
+        else:
+            result += gradient  # Into the first worker's buffer, which nobody reads again.
     return result
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
+from fedsched.elastic.model import ModelSpec
 from fedsched.pb import training_pb2 as pb
 
 
@@ -27,6 +30,25 @@ def decode(message: pb.Tensor) -> torch.Tensor:
     if not message.data:
         return torch.empty(tuple(message.shape), dtype=dtype)
     return torch.frombuffer(bytearray(message.data), dtype=torch.uint8).view(dtype).reshape(tuple(message.shape))
+
+
+def encode_sparse(block: int, gradient: torch.Tensor) -> list[pb.Tensor]:
+    """A coalesced gradient of few rows as two messages."""
+    rows = gradient.indices()[0]
+    return [encode(block, rows, "indices"), encode(block, gradient.values(), "values")]
+
+
+def sparse_of(messages: Iterable[pb.Tensor], model: ModelSpec) -> dict[int, torch.Tensor]:
+    """Gradients of few rows by block."""
+    told: dict[int, dict[str, torch.Tensor]] = {}
+    for message in messages:
+        told.setdefault(message.block, {})[message.key] = decode(message)
+    return {
+        block: torch.sparse_coo_tensor(
+            parts["indices"].unsqueeze(0), parts["values"], model.blocks[block].shape, is_coalesced=True
+        )
+        for block, parts in told.items()
+    }
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

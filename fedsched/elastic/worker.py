@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import json
-import statistics
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
 import torch
+from google.protobuf.message import Message
 from torch.optim import Optimizer
 
 from fedsched import tracing
-from fedsched.elastic import optimizers
+from fedsched.elastic import memory, optimizers
+from fedsched.elastic.arena import Arena, parts
 from fedsched.elastic.attendance import CHANNEL_OPTIONS, Attendance
 from fedsched.elastic.environment import TaskEnvironment
 from fedsched.elastic.model import ModelSpec
-from fedsched.elastic.tensors import decode, encode
+from fedsched.elastic.streams import get, put
+from fedsched.elastic.tensors import encode_sparse
 from fedsched.errors import Failed, InvalidInput, StartFailed, TimedOut
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import ParametersStub
 
 _REPORT_S = 0.2
 """Longest time between two reports of progress."""
+_HELLO_S = 20.0
+"""The coordinator greets a worker within this."""
 _VERDICT_S = 10.0
 """A failed call to a server is followed by the coordinator's word within this, or is an error of its own."""
 
@@ -58,20 +62,33 @@ class Worker:
         self._spec: ModelSpec | None = None
         self._tensors: Sequence[torch.Tensor] = ()
         self._sent_buffers: dict[int, torch.Tensor] = {}
+        self._tensor_blocks: list[list[int]] = []
+        """Of each tensor: its blocks, in order."""
+        self._arena: Arena | None = None
+        """The job's parameters: shared on the coordinator's machine, else this process' own copy."""
+        self._in_arena: set[int] = set()
+        """Tensors of the model that are the arena's own: they are never copied."""
+        self._gradients: Arena | None = None
+        self._shared = False
+        """Whether this process and the coordinator are on one machine."""
         self._channels: dict[str, grpc.Channel] = {}
+        self._wire_bytes = 0
         self._step = -1
         """The step whose parameters the model holds; -1 before it has any from the job."""
         self._report_at = 0
         self._reported_s = 0.0
         self._reported = -1
         self._loss: float | torch.Tensor | None = None
-        self._exchange_s: deque[float] = deque(maxlen=20)
+        self._joined_at = 0
+        """The plan that this worker came with."""
         self._pause_s = 0.0
         tracing.setup(task.task, endpoint=task.trace_endpoint, file=task.trace_file)
         self._joining = tracing.start(
             "task.join", parent=task.traceparent, attributes={"job": task.job_id, "task": task.task}
         )
-        self._attendance = Attendance(task.coordinator, pb.MemberReport(task=task.task), self._see)
+        self._attendance = Attendance(
+            task.coordinator, pb.MemberReport(task=task.task, machine=memory.machine()), self._see
+        )
         try:
             self._attendance.open()
         except grpc.FutureTimeoutError as problem:
@@ -79,12 +96,29 @@ class Worker:
                 f"the job's coordinator at {task.coordinator} does not answer", "let the executor start the job again"
             ) from problem
 
-    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> None:
-        """Say what is trained, and that this worker is ready to."""
+    def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> int:
+        """Say what is trained. Returns how many workers share a step already when a running job is joined, else 0."""
         self._spec, self._tensors = spec, tensors
+        self._tensor_blocks = [[] for _ in tensors]
+        for index, block in enumerate(spec.blocks):
+            self._tensor_blocks[block.tensor].append(index)
+        self._gradients = Arena.of_gradients(spec)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._view.machine or self._view.leave, timeout=_HELLO_S):
+                raise TimedOut(f"the coordinator did not greet this worker within {_HELLO_S:g} s")
+            if self._view.leave:
+                self._leave(self._view.message)
+            self._shared = self._view.machine == memory.machine()
+            return self._view.training
+
+    def ready(self) -> None:
+        """Say that this worker can take steps."""
+        assert self._spec is not None
+        spec, handle = self._spec, self._gradients.handle if self._gradients and self._shared else ""
 
         def ready(report: pb.MemberReport) -> None:
             report.model = spec.dumps()
+            report.gradients = handle
             report.ready = True
 
         self._attendance.update(ready)
@@ -94,6 +128,7 @@ class Worker:
         assert self._spec is not None
         if self._step >= self._spec.steps:
             self._await_finished()
+            self._release()
             return None
         since_s = time.monotonic()
         plan = self._await_plan()
@@ -102,25 +137,24 @@ class Worker:
             self._start(plan)
             if self._step >= self._spec.steps:
                 self._await_finished()
+                self._release()
                 return None
         elif self._step == plan.from_step:
             self._pause_s = time.monotonic() - since_s
         return Turn(self._step, self.rank, len(plan.workers))
 
-    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None) -> None:
-        """Push this worker's gradients, take the new parameters."""
+    def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None, *, overflow: bool = False) -> bool:
+        """Push this worker's gradients, take the new parameters; False when they are as before."""
         assert self._spec is not None
         plan = self._await_plan()
-        began_s = time.monotonic()
-        self._exchange(plan, turn, weight)
-        took_s = time.monotonic() - began_s
-        if turn.step == plan.from_step and plan.number > 1 and self._exchange_s:
-            # Whatever the first exchange under a new plan took longer than usual was spent waiting for the switch.
-            self._pause_s += max(0.0, took_s - statistics.median(self._exchange_s))
-        self._exchange_s.append(took_s)
+        replies = self._exchange(plan, turn, weight, overflow)
+        if turn.step == plan.from_step and plan.number > self._joined_at:
+            # Standing still for a switch is to wait for the plan and, at a server, for its blocks to have come.
+            self._pause_s += max(reply.held_s for reply in replies)
         self._step = turn.step + 1
         self._loss = loss if loss is not None else self._loss
         self._report_progress(turn.step == plan.from_step)
+        return not any(reply.skipped for reply in replies)
 
     def report(self, accuracy: float) -> None:
         """Tell the coordinator."""
@@ -140,7 +174,15 @@ class Worker:
 
     def _see(self, view: pb.MemberView) -> None:
         with self._changed:
+            if not view.machine:
+                # Told in the greeting only.
+                view.machine, view.training = self._view.machine, self._view.training
+            view.parameters = view.parameters or self._view.parameters
             self._view = view
+            for plan in view.plans:
+                for address in plan.addresses:
+                    # Connected before the first step that needs it.
+                    self._channel(address)
             self._report_at = (self._step + view.granted) // 2
             self._changed.notify_all()
 
@@ -211,91 +253,208 @@ class Worker:
 
     def _start(self, plan: pb.PlanView) -> None:
         """Get the parameters of the plan's first step; the chief of a fresh job brings them along."""
+        assert self._spec is not None
+        arena = self._the_arena()
+        self._joined_at = plan.number
+        servers = sorted(set(plan.owners))
         if plan.number == 1 and not self._view.checkpoint and plan.workers[0] == self._task.task:
-            messages = self._by_server(plan, range(len(self._tensors)), self._tensors)
-            self._call(plan, {server: pb.Blocks(version=0, tensors=some) for server, some in messages.items()}, "Fill")
+            for number, tensor in enumerate(self._tensors):
+                self._whole(arena, number).copy_(tensor.detach())
+            self._put(plan, range(len(self._spec.blocks)), arena, "")
+            self._call(plan, dict.fromkeys(servers, pb.Done()), "Fill")
         request = pb.PullRequest(plan=plan.number, version=plan.from_step)
-        replies = self._call(plan, dict.fromkeys(sorted(set(plan.owners)), request), "Pull")
-        self._take(replies)
+        self._call(plan, dict.fromkeys(servers, request), "Pull")
+        self._get(plan, range(len(self._spec.blocks)))
+        self._adopt(arena)
         self._sent_buffers = {index: self._tensors[index].detach().clone() for index in self._buffers()}
         self._step = plan.from_step
         self._report_progress(urgent=True)
         self._joining.end()
 
-    def _exchange(self, plan: pb.PlanView, turn: Turn, weight: float) -> None:
+    def _the_arena(self) -> Arena:
+        """The parameters' buffer, from the first view on that tells of it."""
         assert self._spec is not None
+        if self._arena is None:
+            self._arena = Arena.of_parameters(self._spec, self._view.parameters if self._shared else "")
+        return self._arena
+
+    def _whole(self, arena: Arena, number: int) -> torch.Tensor:
+        return arena.whole(self._tensor_blocks[number][0], self._tensors[number])
+
+    def _adopt(self, arena: Arena) -> None:
+        """Let the model's parameters be the arena's own wherever that can be; copy the others' values."""
+        with torch.no_grad():
+            for number, tensor in enumerate(self._tensors):
+                value = self._whole(arena, number)
+                plain = tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel() > 0
+                if plain and isinstance(tensor, torch.nn.Parameter) and self._is_optimised(number):
+                    tensor.data = value
+                    self._in_arena.add(number)
+                else:
+                    tensor.copy_(value)
+
+    def _release(self) -> None:
+        """After the last step the model is the script's alone."""
+        with torch.no_grad():
+            for number in sorted(self._in_arena):
+                self._tensors[number].data = self._tensors[number].detach().clone()
+        self._in_arena.clear()
+
+    def _is_optimised(self, number: int) -> bool:
+        assert self._spec is not None
+        return self._spec.blocks[self._tensor_blocks[number][0]].group >= 0
+
+    def _exchange(self, plan: pb.PlanView, turn: Turn, weight: float, overflow: bool) -> list[pb.Stepped]:
+        assert self._spec is not None
+        assert self._gradients is not None
         chief = turn.rank == 0
         settings = json.dumps(optimizers.hyperparameters(self._optimizer)) if chief else ""
         save = turn.step + 1 in self._view.saves or turn.step + 1 == self._spec.steps
-        with_gradient = [i for i, tensor in enumerate(self._tensors) if tensor.grad is not None]
-        gradients = self._by_server(plan, with_gradient, [self._gradient(index) for index in with_gradient])
-        changed = [index for index in self._buffers() if chief and self._buffer_changed(index)]
-        buffers = self._by_server(plan, changed, [self._tensors[index] for index in changed])
+        dense, sparse = self._write_gradients(self._gradients, weight)
+        owners = list(plan.owners)
+        changed = [number for number in self._buffers() if chief and self._buffer_changed(number)]
+        buffers = [index for number in changed for index in self._tensor_blocks[number]]
+        for number in changed:
+            self._whole(self._gradients, number).copy_(self._tensors[number].detach())
+        self._put(plan, sorted([*dense, *buffers]), self._gradients, self._task.task)
         pushes = {
             server: pb.Push(
                 worker=self._task.task,
                 plan=plan.number,
                 step=turn.step,
-                weight=weight,
                 hyperparameters=settings,
                 save=save,
-                gradients=gradients.get(server, ()),
-                buffers=buffers.get(server, ()),
+                gradients=[index for index in dense if owners[index] == server],
+                sparse=[message for index, told in sparse.items() if owners[index] == server for message in told],
+                buffers=[index for index in buffers if owners[index] == server],
+                overflow=overflow,
             )
-            for server in sorted(set(plan.owners))
+            for server in sorted(set(owners))
         }
-        self._take(self._call(plan, pushes, "Exchange"))
+        replies: list[pb.Stepped] = self._call(plan, pushes, "Exchange")
+        self._wire_bytes += sum(push.ByteSize() for push in pushes.values())
+        self._get(plan, [index for index, block in enumerate(self._spec.blocks) if block.group >= 0])
+        self._take()
+        return replies
 
-    def _gradient(self, index: int) -> torch.Tensor:
-        gradient = self._tensors[index].grad
-        assert gradient is not None
-        if gradient.is_sparse:
-            assert self._spec is not None
+    def _write_gradients(self, buffer: Arena, weight: float) -> tuple[list[int], dict[int, list[pb.Tensor]]]:
+        """Put this worker's part of the sum into its buffer; gradients of few rows become messages."""
+        dense: list[int] = []
+        sparse: dict[int, list[pb.Tensor]] = {}
+        for number, tensor in enumerate(self._tensors):
+            if tensor.grad is None or not self._is_optimised(number):
+                continue
+            if tensor.grad.layout is torch.sparse_coo:
+                for index, part in self._rows(number, tensor.grad.cpu().coalesce() * weight):
+                    sparse[index] = encode_sparse(index, part)
+                continue
+            whole = self._whole(buffer, number)
+            if weight == 1.0 or tensor.grad.device.type != "cpu":
+                whole.copy_(tensor.grad if weight == 1.0 else tensor.grad * weight)
+            else:
+                torch.mul(tensor.grad, weight, out=whole)
+            dense += self._tensor_blocks[number]
+        return dense, sparse
+
+    def _rows(self, number: int, gradient: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """A sparse gradient cut as its tensor is."""
+        assert self._spec is not None
+        gradient = gradient.coalesce()
+        if gradient.sparse_dim() != 1:
+            name = self._spec.blocks[self._tensor_blocks[number][0]].name
             raise InvalidInput(
-                f"the gradient of {self._spec.blocks[index].name} is sparse, which is not exchanged",
+                f"the gradient of {name} is sparse in more than its rows, which is not exchanged",
                 "make the layer with sparse=False",
             )
-        return gradient
+        rows, values = gradient.indices()[0], gradient.values()
+        for index in self._tensor_blocks[number]:
+            block = self._spec.blocks[index]
+            count = block.shape[0] if block.shape else 1
+            here = (rows >= block.start) & (rows < block.start + count)
+            indices = (rows[here] - block.start).unsqueeze(0)
+            yield index, torch.sparse_coo_tensor(indices, values[here], block.shape, is_coalesced=True)
+
+    def _take(self) -> None:
+        """Bring the new values to where the model keeps its own."""
+        assert self._arena is not None
+        with torch.no_grad():
+            for number, tensor in enumerate(self._tensors):
+                if number not in self._in_arena and self._is_optimised(number):
+                    tensor.copy_(self._whole(self._arena, number))
 
     def _buffers(self) -> list[int]:
-        assert self._spec is not None
-        return [index for index, block in enumerate(self._spec.blocks) if block.group < 0]
+        """Tensors that are not optimised."""
+        return [number for number in range(len(self._tensors)) if not self._is_optimised(number)]
 
-    def _buffer_changed(self, index: int) -> bool:
-        now = self._tensors[index].detach()
-        if index in self._sent_buffers and torch.equal(self._sent_buffers[index], now):
+    def _buffer_changed(self, number: int) -> bool:
+        now = self._tensors[number].detach()
+        if number in self._sent_buffers and torch.equal(self._sent_buffers[number], now):
             return False
-        self._sent_buffers[index] = now.clone()
+        self._sent_buffers[number] = now.clone()
         return True
 
-    def _by_server(
-        self, plan: pb.PlanView, indexes: Sequence[int], tensors: Sequence[torch.Tensor]
-    ) -> dict[int, list[pb.Tensor]]:
-        result: dict[int, list[pb.Tensor]] = {}
-        for index, tensor in zip(indexes, tensors, strict=True):
-            result.setdefault(plan.owners[index], []).append(encode(index, tensor))
+    def _by_stream(self, plan: pb.PlanView, blocks: Iterable[int]) -> dict[int, list[int]]:
+        """Those blocks, by server, whose servers do not share memory with this worker."""
+        result: dict[int, list[int]] = {}
+        if self._shared and all(plan.shared):
+            return result
+        owners = list(plan.owners)
+        for index in blocks:
+            owner = owners[index]
+            if not (self._shared and plan.shared[owner]):
+                result.setdefault(owner, []).append(index)
         return result
 
-    def _call(
-        self,
-        plan: pb.PlanView,
-        requests: dict[int, pb.Blocks] | dict[int, pb.PullRequest] | dict[int, pb.Push],
-        name: str,
-    ) -> list[pb.Blocks]:
-        """Call several servers at once."""
-        calls = []
-        for server, request in requests.items():
-            call: Callable[..., Any] = getattr(self._stub(plan.addresses[server]), name).future
-            calls.append((server, call(request, timeout=self._wait_s)))
+    def _put(self, plan: pb.PlanView, blocks: Iterable[int], buffer: Arena, gradients_of: str) -> None:
+        """Send what lies in a buffer to the servers that cannot see it."""
+
+        def send(server: int, some: list[int]) -> None:
+            stream = buffer.read(some, gradients_of=gradients_of)
+            put(self._channel(plan.addresses[server]), self._counted(stream), self._wait_s)
+
+        self._all(send, self._by_stream(plan, blocks))
+
+    def _get(self, plan: pb.PlanView, blocks: Iterable[int]) -> None:
+        """Fetch the values of blocks from the servers whose memory this worker cannot see."""
+        arena = self._the_arena()
+
+        def fetch(server: int, some: list[int]) -> None:
+            stream = get(self._channel(plan.addresses[server]), pb.Pieces(blocks=some), self._wait_s)
+            arena.write(*parts(self._counted(stream)))
+
+        self._all(fetch, self._by_stream(plan, blocks))
+
+    def _counted(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        for message in messages:
+            self._wire_bytes += len(message)
+            yield message
+
+    def _all(self, act: Callable[[int, list[int]], None], work: dict[int, list[int]]) -> None:
+        """With all servers at once."""
+        if not work:
+            return
         try:
-            return [call.result() for _, call in calls]
+            with ThreadPoolExecutor(len(work)) as pool:
+                for done in [pool.submit(act, server, some) for server, some in sorted(work.items())]:
+                    done.result()
         except grpc.RpcError as problem:
             self._explain(problem)
 
-    def _stub(self, address: str) -> ParametersStub:
+    def _call(self, plan: pb.PlanView, requests: Mapping[int, Message], name: str) -> list[Any]:
+        """Call several servers at once."""
+        calls = []
+        for server, request in requests.items():
+            call: Callable[..., Any] = getattr(ParametersStub(self._channel(plan.addresses[server])), name).future
+            calls.append(call(request, timeout=self._wait_s))
+        try:
+            return [call.result() for call in calls]
+        except grpc.RpcError as problem:
+            self._explain(problem)
+
+    def _channel(self, address: str) -> grpc.Channel:
         if address not in self._channels:
             self._channels[address] = grpc.insecure_channel(address, CHANNEL_OPTIONS)
-        return ParametersStub(self._channels[address])
+        return self._channels[address]
 
     def _explain(self, problem: grpc.RpcError) -> NoReturn:
         """A server is away: the coordinator says whether the job is over, was stopped or failed."""
@@ -305,9 +464,3 @@ class Worker:
                 self._leave(self._view.message)
         details = problem.details() if isinstance(problem, grpc.Call) else str(problem)
         raise Failed(f"a parameter server does not answer: {details}", "see the logs of the job's servers") from problem
-
-    def _take(self, replies: Sequence[pb.Blocks]) -> None:
-        with torch.no_grad():
-            for reply in replies:
-                for message in reply.tensors:
-                    self._tensors[message.block].copy_(decode(message))

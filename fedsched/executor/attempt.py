@@ -546,6 +546,8 @@ class AttemptDriver:
             resize.failure = explain(task, record, self._log_tail(task))[1]
         elif self._is_leaving(task):
             pass
+        elif record.code == 0 and resize is not None and task in resize.removed:
+            pass  # It left at the switch, of which the coordinator tells only when all others have taken theirs.
         elif record.code == 0:
             # Either the job's end has begun, or the task left too early; time will tell.
             self._settle_until = min(self._settle_until, time.monotonic() + self._context.deadlines.settle_s)

@@ -237,6 +237,8 @@ class MemberReport(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     ACCURACY_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    GRADIENTS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     address: _builtins.str
     """servers: where they listen"""
@@ -256,6 +258,10 @@ class MemberReport(_message.Message):
     accuracy: _builtins.float
     error: _builtins.str
     """it is about to end because of this"""
+    machine: _builtins.str
+    """members of one machine exchange tensors through memory"""
+    gradients: _builtins.str
+    """workers: segment of memory that takes their gradients; empty: not on the coordinator's machine"""
     @_builtins.property
     def saved(self) -> Global___ShardWritten:
         """servers: newest shard on disk"""
@@ -275,10 +281,12 @@ class MemberReport(_message.Message):
         loss: _builtins.float | None = ...,
         accuracy: _builtins.float | None = ...,
         error: _builtins.str = ...,
+        machine: _builtins.str = ...,
+        gradients: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "address", b"address", "done", b"done", "error", b"error", "holds", b"holds", "loss", b"loss", "model", b"model", "pause_s", b"pause_s", "ready", b"ready", "saved", b"saved", "seen", b"seen", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "address", b"address", "done", b"done", "error", b"error", "gradients", b"gradients", "holds", b"holds", "loss", b"loss", "machine", b"machine", "model", b"model", "pause_s", b"pause_s", "ready", b"ready", "saved", b"saved", "seen", b"seen", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
     _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015
@@ -339,6 +347,9 @@ class MemberView(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     granted: _builtins.int
     leave: _builtins.bool
@@ -350,6 +361,12 @@ class MemberView(_message.Message):
     """servers: folder that the first plan's blocks are read from; empty: the chief sends them"""
     finished: _builtins.bool
     """workers: it is known that this one has taken the last step; it may end as it likes"""
+    machine: _builtins.str
+    """the coordinator's"""
+    parameters: _builtins.str
+    """segment of memory with the parameters and the optimiser's state, for members of that machine"""
+    training: _builtins.int
+    """workers that train now; 0 while the first members are waited for"""
     @_builtins.property
     def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanView]: ...
     @_builtins.property
@@ -366,10 +383,13 @@ class MemberView(_message.Message):
         model: _builtins.str = ...,
         checkpoint: _builtins.str = ...,
         finished: _builtins.bool = ...,
+        machine: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+        training: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "finished", b"finished", "granted", b"granted", "leave", b"leave", "message", b"message", "model", b"model", "number", b"number", "plans", b"plans", "saves", b"saves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "finished", b"finished", "granted", b"granted", "leave", b"leave", "machine", b"machine", "message", b"message", "model", b"model", "number", b"number", "parameters", b"parameters", "plans", b"plans", "saves", b"saves", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -385,6 +405,8 @@ class PlanView(_message.Message):
     SERVERS_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     OWNERS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    GRADIENTS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     from_step: _builtins.int
     @_builtins.property
@@ -399,6 +421,14 @@ class PlanView(_message.Message):
     def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of each block, as an index into servers"""
 
+    @_builtins.property
+    def shared(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """of each server: it keeps its blocks in the coordinator's segment"""
+
+    @_builtins.property
+    def gradients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of each worker: its segment; empty: it sends its gradients"""
+
     def __init__(
         self,
         *,
@@ -408,10 +438,12 @@ class PlanView(_message.Message):
         servers: _abc.Iterable[_builtins.str] | None = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         owners: _abc.Iterable[_builtins.int] | None = ...,
+        shared: _abc.Iterable[_builtins.bool] | None = ...,
+        gradients: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "from_step", b"from_step", "number", b"number", "owners", b"owners", "servers", b"servers", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "from_step", b"from_step", "gradients", b"gradients", "number", b"number", "owners", b"owners", "servers", b"servers", "shared", b"shared", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,6 +465,65 @@ class Done(_message.Message):
 Global___Done: _TypeAlias = Done  # noqa: Y015
 
 @_typing.final
+class Part(_message.Message):
+    """A stream begins with `pieces`; then follow their bytes, one piece after the other, cut at any place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    @_builtins.property
+    def pieces(self) -> Global___Pieces: ...
+    def __init__(
+        self,
+        *,
+        pieces: Global___Pieces | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "pieces", b"pieces"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "pieces", b"pieces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["pieces", "data"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___Part: _TypeAlias = Part  # noqa: Y015
+
+@_typing.final
+class Pieces(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRADIENTS_OF_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    gradients_of: _builtins.str
+    """worker; empty: the parameters' buffer"""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """index into the model's blocks"""
+
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each: 0 the value, k the k-th key of the optimiser's state; none: all 0"""
+
+    def __init__(
+        self,
+        *,
+        gradients_of: _builtins.str = ...,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+        regions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "gradients_of", b"gradients_of", "regions", b"regions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pieces: _TypeAlias = Pieces  # noqa: Y015
+
+@_typing.final
 class Tensor(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -444,7 +535,7 @@ class Tensor(_message.Message):
     block: _builtins.int
     """index into the model's blocks"""
     key: _builtins.str
-    """empty: the block itself; else a name within its optimiser state"""
+    """name within its optimiser state"""
     dtype: _builtins.str
     data: _builtins.bytes
     """little-endian, row by row"""
@@ -468,27 +559,31 @@ class Tensor(_message.Message):
 Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
-class Blocks(_message.Message):
+class Stepped(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
-    TENSORS_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    @_builtins.property
-    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
+    held_s: _builtins.float
+    """how long the call had to wait for the plan to begin"""
+    skipped: _builtins.bool
+    """some worker's gradients had overflowed: the parameters are as before"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
-        tensors: _abc.Iterable[Global___Tensor] | None = ...,
+        held_s: _builtins.float = ...,
+        skipped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tensors", b"tensors", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_s", b"held_s", "skipped", b"skipped", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Blocks: _TypeAlias = Blocks  # noqa: Y015
+Global___Stepped: _TypeAlias = Stepped  # noqa: Y015
 
 @_typing.final
 class PullRequest(_message.Message):
@@ -519,25 +614,32 @@ class Push(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    WEIGHT_FIELD_NUMBER: _builtins.int
     HYPERPARAMETERS_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
     GRADIENTS_FIELD_NUMBER: _builtins.int
+    SPARSE_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
+    OVERFLOW_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     plan: _builtins.int
     step: _builtins.int
-    weight: _builtins.float
-    """the worker's share of the step's samples"""
     hyperparameters: _builtins.str
     """of each parameter group (JSON); the chief's count"""
     save: _builtins.bool
     """a checkpoint is due after this step"""
+    overflow: _builtins.bool
+    """the gradients are not finite: nobody may use them"""
     @_builtins.property
-    def gradients(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
+    def gradients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """blocks with a gradient in the worker's buffer, weighted by its share of the samples"""
+
     @_builtins.property
-    def buffers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
-        """chief: buffers that changed"""
+    def sparse(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
+        """gradients of few rows, weighted: for each block `indices` of rows and their `values`"""
+
+    @_builtins.property
+    def buffers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """chief: blocks that are not optimised and whose new values lie in its buffer"""
 
     def __init__(
         self,
@@ -545,15 +647,16 @@ class Push(_message.Message):
         worker: _builtins.str = ...,
         plan: _builtins.int = ...,
         step: _builtins.int = ...,
-        weight: _builtins.float = ...,
         hyperparameters: _builtins.str = ...,
         save: _builtins.bool = ...,
-        gradients: _abc.Iterable[Global___Tensor] | None = ...,
-        buffers: _abc.Iterable[Global___Tensor] | None = ...,
+        gradients: _abc.Iterable[_builtins.int] | None = ...,
+        sparse: _abc.Iterable[Global___Tensor] | None = ...,
+        buffers: _abc.Iterable[_builtins.int] | None = ...,
+        overflow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "gradients", b"gradients", "hyperparameters", b"hyperparameters", "plan", b"plan", "save", b"save", "step", b"step", "weight", b"weight", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "gradients", b"gradients", "hyperparameters", b"hyperparameters", "overflow", b"overflow", "plan", b"plan", "save", b"save", "sparse", b"sparse", "step", b"step", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,31 +669,37 @@ class Handover(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     SCALARS_FIELD_NUMBER: _builtins.int
     HYPERPARAMETERS_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     plan: _builtins.int
     version: _builtins.int
+    held: _builtins.str
+    """what lies in the buffer (JSON): block -> keys of its optimiser state"""
     scalars: _builtins.str
     """optimiser state that is no tensor (JSON): block -> key -> value"""
     hyperparameters: _builtins.str
     """of each parameter group (JSON)"""
     @_builtins.property
-    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
+        """optimiser state of other forms than its parameter's"""
+
     def __init__(
         self,
         *,
         server: _builtins.str = ...,
         plan: _builtins.int = ...,
         version: _builtins.int = ...,
+        held: _builtins.str = ...,
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
         scalars: _builtins.str = ...,
         hyperparameters: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hyperparameters", b"hyperparameters", "plan", b"plan", "scalars", b"scalars", "server", b"server", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "hyperparameters", b"hyperparameters", "plan", b"plan", "scalars", b"scalars", "server", b"server", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -270,6 +270,10 @@ class Membership:
 
 class ParametersStub:
     """Served by each parameter server to the workers and to the other servers.
+
+    Tensors lie in buffers whose layout follows from the model: one with the parameters and the optimiser's state, one of
+    gradients for each worker. Members of one machine share these buffers; for others Put fills and Get reads them. All
+    other calls say only what is to be done with what lies there.
     """
 
     def __init__(self, channel):
@@ -278,20 +282,30 @@ class ParametersStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Put = channel.stream_unary(
+                '/fedsched.v1.Parameters/Put',
+                request_serializer=fedsched_dot_pb_dot_training__pb2.Part.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_training__pb2.Done.FromString,
+                _registered_method=True)
+        self.Get = channel.unary_stream(
+                '/fedsched.v1.Parameters/Get',
+                request_serializer=fedsched_dot_pb_dot_training__pb2.Pieces.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_training__pb2.Part.FromString,
+                _registered_method=True)
         self.Fill = channel.unary_unary(
                 '/fedsched.v1.Parameters/Fill',
-                request_serializer=fedsched_dot_pb_dot_training__pb2.Blocks.SerializeToString,
+                request_serializer=fedsched_dot_pb_dot_training__pb2.Done.SerializeToString,
                 response_deserializer=fedsched_dot_pb_dot_training__pb2.Done.FromString,
                 _registered_method=True)
         self.Pull = channel.unary_unary(
                 '/fedsched.v1.Parameters/Pull',
                 request_serializer=fedsched_dot_pb_dot_training__pb2.PullRequest.SerializeToString,
-                response_deserializer=fedsched_dot_pb_dot_training__pb2.Blocks.FromString,
+                response_deserializer=fedsched_dot_pb_dot_training__pb2.Stepped.FromString,
                 _registered_method=True)
         self.Exchange = channel.unary_unary(
                 '/fedsched.v1.Parameters/Exchange',
                 request_serializer=fedsched_dot_pb_dot_training__pb2.Push.SerializeToString,
-                response_deserializer=fedsched_dot_pb_dot_training__pb2.Blocks.FromString,
+                response_deserializer=fedsched_dot_pb_dot_training__pb2.Stepped.FromString,
                 _registered_method=True)
         self.Hand = channel.unary_unary(
                 '/fedsched.v1.Parameters/Hand',
@@ -302,31 +316,49 @@ class ParametersStub:
 
 class ParametersServicer:
     """Served by each parameter server to the workers and to the other servers.
+
+    Tensors lie in buffers whose layout follows from the model: one with the parameters and the optimiser's state, one of
+    gradients for each worker. Members of one machine share these buffers; for others Put fills and Get reads them. All
+    other calls say only what is to be done with what lies there.
     """
 
+    def Put(self, request_iterator, context):
+        """Fills a buffer of the server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Get(self, request, context):
+        """Reads the values of blocks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fill(self, request, context):
-        """The chief's initial values, before the first step of a job without a checkpoint.
+        """The chief's initial values are there; before the first step of a job without a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Everything the server holds at a version under a plan, for a worker that joins.
+        """Waits until the server has come to a version under a plan, for a worker that joins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request, context):
-        """A worker's gradients of one step; answers with the parameters after it, when all workers' have come.
+        """A worker's gradients of one step are there; answers when the parameters after it are, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Hand(self, request, context):
-        """Blocks with their optimiser state, from the server that held them under the plan before.
+        """Blocks with their optimiser state are there, from the server that held them under the plan before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -335,20 +367,30 @@ class ParametersServicer:
 
 def add_ParametersServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Put': grpc.stream_unary_rpc_method_handler(
+                    servicer.Put,
+                    request_deserializer=fedsched_dot_pb_dot_training__pb2.Part.FromString,
+                    response_serializer=fedsched_dot_pb_dot_training__pb2.Done.SerializeToString,
+            ),
+            'Get': grpc.unary_stream_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=fedsched_dot_pb_dot_training__pb2.Pieces.FromString,
+                    response_serializer=fedsched_dot_pb_dot_training__pb2.Part.SerializeToString,
+            ),
             'Fill': grpc.unary_unary_rpc_method_handler(
                     servicer.Fill,
-                    request_deserializer=fedsched_dot_pb_dot_training__pb2.Blocks.FromString,
+                    request_deserializer=fedsched_dot_pb_dot_training__pb2.Done.FromString,
                     response_serializer=fedsched_dot_pb_dot_training__pb2.Done.SerializeToString,
             ),
             'Pull': grpc.unary_unary_rpc_method_handler(
                     servicer.Pull,
                     request_deserializer=fedsched_dot_pb_dot_training__pb2.PullRequest.FromString,
-                    response_serializer=fedsched_dot_pb_dot_training__pb2.Blocks.SerializeToString,
+                    response_serializer=fedsched_dot_pb_dot_training__pb2.Stepped.SerializeToString,
             ),
             'Exchange': grpc.unary_unary_rpc_method_handler(
                     servicer.Exchange,
                     request_deserializer=fedsched_dot_pb_dot_training__pb2.Push.FromString,
-                    response_serializer=fedsched_dot_pb_dot_training__pb2.Blocks.SerializeToString,
+                    response_serializer=fedsched_dot_pb_dot_training__pb2.Stepped.SerializeToString,
             ),
             'Hand': grpc.unary_unary_rpc_method_handler(
                     servicer.Hand,
@@ -365,7 +407,65 @@ def add_ParametersServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Parameters:
     """Served by each parameter server to the workers and to the other servers.
+
+    Tensors lie in buffers whose layout follows from the model: one with the parameters and the optimiser's state, one of
+    gradients for each worker. Members of one machine share these buffers; for others Put fills and Get reads them. All
+    other calls say only what is to be done with what lies there.
     """
+
+    @staticmethod
+    def Put(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/fedsched.v1.Parameters/Put',
+            fedsched_dot_pb_dot_training__pb2.Part.SerializeToString,
+            fedsched_dot_pb_dot_training__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fedsched.v1.Parameters/Get',
+            fedsched_dot_pb_dot_training__pb2.Pieces.SerializeToString,
+            fedsched_dot_pb_dot_training__pb2.Part.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Fill(request,
@@ -382,7 +482,7 @@ class Parameters:
             request,
             target,
             '/fedsched.v1.Parameters/Fill',
-            fedsched_dot_pb_dot_training__pb2.Blocks.SerializeToString,
+            fedsched_dot_pb_dot_training__pb2.Done.SerializeToString,
             fedsched_dot_pb_dot_training__pb2.Done.FromString,
             options,
             channel_credentials,
@@ -410,7 +510,7 @@ class Parameters:
             target,
             '/fedsched.v1.Parameters/Pull',
             fedsched_dot_pb_dot_training__pb2.PullRequest.SerializeToString,
-            fedsched_dot_pb_dot_training__pb2.Blocks.FromString,
+            fedsched_dot_pb_dot_training__pb2.Stepped.FromString,
             options,
             channel_credentials,
             insecure,
@@ -437,7 +537,7 @@ class Parameters:
             target,
             '/fedsched.v1.Parameters/Exchange',
             fedsched_dot_pb_dot_training__pb2.Push.SerializeToString,
-            fedsched_dot_pb_dot_training__pb2.Blocks.FromString,
+            fedsched_dot_pb_dot_training__pb2.Stepped.FromString,
             options,
             channel_credentials,
             insecure,

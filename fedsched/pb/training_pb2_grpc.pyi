@@ -122,61 +122,100 @@ class MembershipServicer(metaclass=_abc_1.ABCMeta):
 def add_MembershipServicer_to_server(servicer: MembershipServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ParametersStub:
-    """Served by each parameter server to the workers and to the other servers."""
+    """Served by each parameter server to the workers and to the other servers.
+
+    Tensors lie in buffers whose layout follows from the model: one with the parameters and the optimiser's state, one of
+    gradients for each worker. Members of one machine share these buffers; for others Put fills and Get reads them. All
+    other calls say only what is to be done with what lies there.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParametersAsyncStub: ...
-    Fill: _grpc.UnaryUnaryMultiCallable[_training_pb2.Blocks, _training_pb2.Done]
-    """The chief's initial values, before the first step of a job without a checkpoint."""
-    Pull: _grpc.UnaryUnaryMultiCallable[_training_pb2.PullRequest, _training_pb2.Blocks]
-    """Everything the server holds at a version under a plan, for a worker that joins."""
-    Exchange: _grpc.UnaryUnaryMultiCallable[_training_pb2.Push, _training_pb2.Blocks]
-    """A worker's gradients of one step; answers with the parameters after it, when all workers' have come."""
+    Put: _grpc.StreamUnaryMultiCallable[_training_pb2.Part, _training_pb2.Done]
+    """Fills a buffer of the server."""
+    Get: _grpc.UnaryStreamMultiCallable[_training_pb2.Pieces, _training_pb2.Part]
+    """Reads the values of blocks."""
+    Fill: _grpc.UnaryUnaryMultiCallable[_training_pb2.Done, _training_pb2.Done]
+    """The chief's initial values are there; before the first step of a job without a checkpoint."""
+    Pull: _grpc.UnaryUnaryMultiCallable[_training_pb2.PullRequest, _training_pb2.Stepped]
+    """Waits until the server has come to a version under a plan, for a worker that joins."""
+    Exchange: _grpc.UnaryUnaryMultiCallable[_training_pb2.Push, _training_pb2.Stepped]
+    """A worker's gradients of one step are there; answers when the parameters after it are, too."""
     Hand: _grpc.UnaryUnaryMultiCallable[_training_pb2.Handover, _training_pb2.Done]
-    """Blocks with their optimiser state, from the server that held them under the plan before."""
+    """Blocks with their optimiser state are there, from the server that held them under the plan before."""
 
 @_typing.type_check_only
 class ParametersAsyncStub(ParametersStub):
-    """Served by each parameter server to the workers and to the other servers."""
+    """Served by each parameter server to the workers and to the other servers.
+
+    Tensors lie in buffers whose layout follows from the model: one with the parameters and the optimiser's state, one of
+    gradients for each worker. Members of one machine share these buffers; for others Put fills and Get reads them. All
+    other calls say only what is to be done with what lies there.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Fill: _aio.UnaryUnaryMultiCallable[_training_pb2.Blocks, _training_pb2.Done]  # type: ignore[assignment]
-    """The chief's initial values, before the first step of a job without a checkpoint."""
-    Pull: _aio.UnaryUnaryMultiCallable[_training_pb2.PullRequest, _training_pb2.Blocks]  # type: ignore[assignment]
-    """Everything the server holds at a version under a plan, for a worker that joins."""
-    Exchange: _aio.UnaryUnaryMultiCallable[_training_pb2.Push, _training_pb2.Blocks]  # type: ignore[assignment]
-    """A worker's gradients of one step; answers with the parameters after it, when all workers' have come."""
+    Put: _aio.StreamUnaryMultiCallable[_training_pb2.Part, _training_pb2.Done]  # type: ignore[assignment]
+    """Fills a buffer of the server."""
+    Get: _aio.UnaryStreamMultiCallable[_training_pb2.Pieces, _training_pb2.Part]  # type: ignore[assignment]
+    """Reads the values of blocks."""
+    Fill: _aio.UnaryUnaryMultiCallable[_training_pb2.Done, _training_pb2.Done]  # type: ignore[assignment]
+    """The chief's initial values are there; before the first step of a job without a checkpoint."""
+    Pull: _aio.UnaryUnaryMultiCallable[_training_pb2.PullRequest, _training_pb2.Stepped]  # type: ignore[assignment]
+    """Waits until the server has come to a version under a plan, for a worker that joins."""
+    Exchange: _aio.UnaryUnaryMultiCallable[_training_pb2.Push, _training_pb2.Stepped]  # type: ignore[assignment]
+    """A worker's gradients of one step are there; answers when the parameters after it are, too."""
     Hand: _aio.UnaryUnaryMultiCallable[_training_pb2.Handover, _training_pb2.Done]  # type: ignore[assignment]
-    """Blocks with their optimiser state, from the server that held them under the plan before."""
+    """Blocks with their optimiser state are there, from the server that held them under the plan before."""
 
 class ParametersServicer(metaclass=_abc_1.ABCMeta):
-    """Served by each parameter server to the workers and to the other servers."""
+    """Served by each parameter server to the workers and to the other servers.
+
+    Tensors lie in buffers whose layout follows from the model: one with the parameters and the optimiser's state, one of
+    gradients for each worker. Members of one machine share these buffers; for others Put fills and Get reads them. All
+    other calls say only what is to be done with what lies there.
+    """
+
+    @_abc_1.abstractmethod
+    def Put(
+        self,
+        request_iterator: _MaybeAsyncIterator[_training_pb2.Part],
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_pb2.Done, _abc.Awaitable[_training_pb2.Done]]:
+        """Fills a buffer of the server."""
+
+    @_abc_1.abstractmethod
+    def Get(
+        self,
+        request: _training_pb2.Pieces,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_training_pb2.Part], _abc.AsyncIterator[_training_pb2.Part]]:
+        """Reads the values of blocks."""
 
     @_abc_1.abstractmethod
     def Fill(
         self,
-        request: _training_pb2.Blocks,
+        request: _training_pb2.Done,
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.Done, _abc.Awaitable[_training_pb2.Done]]:
-        """The chief's initial values, before the first step of a job without a checkpoint."""
+        """The chief's initial values are there; before the first step of a job without a checkpoint."""
 
     @_abc_1.abstractmethod
     def Pull(
         self,
         request: _training_pb2.PullRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_training_pb2.Blocks, _abc.Awaitable[_training_pb2.Blocks]]:
-        """Everything the server holds at a version under a plan, for a worker that joins."""
+    ) -> _typing.Union[_training_pb2.Stepped, _abc.Awaitable[_training_pb2.Stepped]]:
+        """Waits until the server has come to a version under a plan, for a worker that joins."""
 
     @_abc_1.abstractmethod
     def Exchange(
         self,
         request: _training_pb2.Push,
         context: _ServicerContext,
-    ) -> _typing.Union[_training_pb2.Blocks, _abc.Awaitable[_training_pb2.Blocks]]:
-        """A worker's gradients of one step; answers with the parameters after it, when all workers' have come."""
+    ) -> _typing.Union[_training_pb2.Stepped, _abc.Awaitable[_training_pb2.Stepped]]:
+        """A worker's gradients of one step are there; answers when the parameters after it are, too."""
 
     @_abc_1.abstractmethod
     def Hand(
@@ -184,6 +223,6 @@ class ParametersServicer(metaclass=_abc_1.ABCMeta):
         request: _training_pb2.Handover,
         context: _ServicerContext,
     ) -> _typing.Union[_training_pb2.Done, _abc.Awaitable[_training_pb2.Done]]:
-        """Blocks with their optimiser state, from the server that held them under the plan before."""
+        """Blocks with their optimiser state are there, from the server that held them under the plan before."""
 
 def add_ParametersServicer_to_server(servicer: ParametersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -33,7 +33,6 @@ class Strange(torch.optim.SGD):
     ("kind", "why"),
     [
         (torch.optim.LBFGS, "closure"),
-        (torch.optim.SparseAdam, "sparse gradients"),
         (Strange, "belongs to no single parameter"),
     ],
 )

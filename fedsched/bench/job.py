@@ -1,0 +1,148 @@
+"""A real job for benchmarks: the local executor's processes, ordered about and timed from outside."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fedsched.core.commands import ScaleJob, StartJob, StopJob
+from fedsched.core.events import Event, JobExited, JobScaled, JobStarted
+from fedsched.core.ids import JobId, NodeName
+from fedsched.core.job import JobSpec, Placement, Range, Reason, Role, TaskPlacement, task_name
+from fedsched.core.resources import Resources
+from fedsched.errors import Failed
+from fedsched.executor.local import LocalExecutor, shut_down
+from fedsched.executor.orders import Programs
+
+DEADLINE_S = 180.0
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much one step computes."""
+
+    edge: int = 32
+    """Of an image, in pixels."""
+    batch: int = 4
+    """Images of one step, over all workers."""
+
+
+def placement(workers: int, ps: int) -> Placement:
+    """So many tasks on the one node that there is."""
+    tasks = [task_name(Role.WORKER, index) for index in range(workers)] + [task_name(Role.PS, n) for n in range(ps)]
+    return tuple(sorted(TaskPlacement(task, NodeName("here")) for task in tasks))
+
+
+class BenchJob:
+    """One job over its attempts, on an executor of its own."""
+
+    def __init__(self, root: Path, load: Load, steps: int, env: tuple[tuple[str, str], ...] = ()) -> None:
+        self._root = root
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._executor = LocalExecutor(
+            post=self._events.put, clock=time.time, root=root / "cluster", programs=Programs(launcher_idle_s=60.0)
+        )
+        self._seq = 0
+        self.attempt = 0
+        self.steps_dir = root / "steps"
+        self.steps_dir.mkdir()
+        own = {"EDGE": load.edge, "BATCH": load.batch, "STEPS": steps, "STEPS_DIR": self.steps_dir}
+        self._spec = JobSpec(
+            job_id=JobId("bench"),
+            name="bench",
+            run="python -m fedsched.bench.worker",
+            workers=Range(1, 8),
+            ps=Range(0, 8),
+            worker_demand=Resources(1000, 2048),
+            ps_demand=Resources(1000, 2048),
+            epochs=1.0,
+            env=(*((name, str(value)) for name, value in own.items()), *env),
+            checkpoint_every_s=3600.0,
+            grace_s=30.0,
+        )
+
+    def start(self, workers: int, ps: int) -> None:
+        """Start an attempt and wait until it trains."""
+        self.attempt += 1
+        self._executor.submit(StartJob(1, self._next(), self._spec, self.attempt, placement(workers, ps)))
+        self._wait_for(JobStarted)
+
+    def scale(self, workers: int, ps: int) -> JobScaled:
+        """Resize and wait until that is complete, processes that leave included."""
+        self._executor.submit(ScaleJob(1, self._next(), self._spec.job_id, self.attempt, placement(workers, ps)))
+        return self._wait_for(JobScaled)
+
+    def stop(self) -> JobExited:
+        """Stop with a checkpoint and wait until nothing runs."""
+        order = StopJob(1, self._next(), self._spec.job_id, self.attempt, Reason.PREEMPTED, True, self._spec.grace_s)
+        self._executor.submit(order)
+        return self._wait_for(JobExited)
+
+    def wait_for_end(self) -> JobExited:
+        """Until it has taken all of its steps."""
+        return self._wait_for(JobExited)
+
+    def ends_of_steps(self, attempt: int) -> dict[str, list[tuple[int, float]]]:
+        """Of each worker: its steps, and when each had ended."""
+        result = {}
+        for path in sorted(self.steps_dir.glob(f"*.{attempt}.txt")):
+            lines = [line.split() for line in path.read_text().splitlines() if line.count(".") == 1]
+            result[path.name.split(".")[0]] = [(int(step), float(time_s)) for step, time_s in lines]
+        return result
+
+    def steps_done(self) -> int:
+        """The newest step that has ended."""
+        ends = self.ends_of_steps(self.attempt).values()
+        return max((steps[-1][0] for steps in ends if steps), default=0)
+
+    def wait_for_steps(self, count: int) -> None:
+        """Until so many more steps have ended."""
+        wanted, until_s = self.steps_done() + count, time.monotonic() + DEADLINE_S
+        while self.steps_done() < wanted:
+            if time.monotonic() > until_s:
+                raise Failed(f"no {count} steps within {DEADLINE_S:g} s", self._where())
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._executor.close(stop=True)
+        shut_down(self._root / "cluster", grace_s=1.0)
+
+    def _wait_for(self, kind: type[E]) -> E:
+        until_s = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                event = self._events.get(timeout=max(0.0, until_s - time.monotonic()))
+            except queue.Empty:
+                raise Failed(f"no {kind.__name__} within {DEADLINE_S:g} s", self._where()) from None
+            if isinstance(event, kind):
+                return event
+            if isinstance(event, JobExited):
+                logs = self._executor.log_files(self._spec.job_id)
+                told = "\n".join(f"{path.name}: {path.read_text()[-500:]}" for path in logs)
+                raise Failed(f"the benchmark's job ended: {event.reason} {event.message}\n{told}", self._where())
+
+    def _where(self) -> str:
+        return "run it on a machine with less load, or file the message above as a fault"
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+
+@contextmanager
+def bench_job(load: Load, steps: int, env: tuple[tuple[str, str], ...] = ()) -> Iterator[BenchJob]:
+    """A job in a folder of its own that goes with it."""
+    with tempfile.TemporaryDirectory(prefix="fedsched-bench-") as folder:
+        job = BenchJob(Path(folder), load, steps, env)
+        try:
+            yield job
+        finally:
+            job.close()

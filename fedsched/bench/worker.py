@@ -1,0 +1,44 @@
+"""The training that benchmarks run: the ResNet-50 example, with the end of every step written down.
+
+EDGE, BATCH and STEPS come from the environment; STEPS_DIR takes one file per task, with lines of step and seconds on
+the machine's monotonic clock, which all of its processes share.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedsched import elastic
+from fedsched.examples import resnet50
+
+SEED = 0
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What is trained, in a job and without one."""
+    torch.manual_seed(SEED)
+    model = resnet50.network()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def main() -> None:
+    """Train to the end of STEPS steps, or until the job is stopped."""
+    edge, batch, steps = (int(os.environ[name]) for name in ("EDGE", "BATCH", "STEPS"))
+    model, optimizer = model_and_optimizer()
+    task, attempt = os.environ["FEDSCHED_TASK"], os.environ["FEDSCHED_ATTEMPT"]
+    # One epoch: what is measured is not the order of samples.
+    data = resnet50.Synthetic(batch * steps, edge)
+    session = elastic.join(model, optimizer, seed=SEED)
+    with (Path(os.environ["STEPS_DIR"]) / f"{task}.{attempt}.txt").open("a", buffering=1) as out:
+        for images, labels in session.batches(data, batch_size=batch, epochs=1):
+            session.step(nn.functional.cross_entropy(model(images), labels))
+            out.write(f"{session.steps} {time.monotonic():.6f}\n")
+
+
+if __name__ == "__main__":
+    main()

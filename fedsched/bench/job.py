@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedsched.core.commands import ScaleJob, StartJob, StopJob
-from fedsched.core.events import Event, JobExited, JobScaled, JobStarted
+from fedsched.core.events import Event, JobExited, JobScaled, JobStarted, ScaleFailed
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import JobSpec, Placement, Range, Reason, Role, TaskPlacement, task_name
 from fedsched.core.resources import Resources
@@ -20,7 +20,7 @@ from fedsched.errors import Failed
 from fedsched.executor.local import LocalExecutor, shut_down
 from fedsched.executor.orders import Programs
 
-DEADLINE_S = 180.0
+DEADLINE_S = 120.0
 E = TypeVar("E", bound=Event)
 
 
@@ -31,7 +31,7 @@ class Load:
     edge: int = 32
     """Of an image, in pixels."""
     batch: int = 4
-    """Images of one step, over all workers."""
+    """Images of one step, over all workers. Batch normalisation needs two for each."""
 
 
 def placement(workers: int, ps: int) -> Placement:
@@ -47,7 +47,13 @@ class BenchJob:
         self._root = root
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._executor = LocalExecutor(
-            post=self._events.put, clock=time.time, root=root / "cluster", programs=Programs(launcher_idle_s=60.0)
+            post=self._events.put,
+            clock=time.time,
+            root=root / "cluster",
+            programs=Programs(launcher_idle_s=60.0),
+            join_deadline_s=DEADLINE_S,
+            scale_deadline_s=DEADLINE_S,
+            settle_s=DEADLINE_S,
         )
         self._seq = 0
         self.attempt = 0
@@ -124,6 +130,8 @@ class BenchJob:
                 raise Failed(f"no {kind.__name__} within {DEADLINE_S:g} s", self._where()) from None
             if isinstance(event, kind):
                 return event
+            if isinstance(event, ScaleFailed):
+                raise Failed(f"a resize was rolled back: {event.message}", self._where())
             if isinstance(event, JobExited):
                 logs = self._executor.log_files(self._spec.job_id)
                 told = "\n".join(f"{path.name}: {path.read_text()[-500:]}" for path in logs)

@@ -19,7 +19,7 @@ CHANGES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 """Workers and servers before and after."""
 BEFORE = 6
 """Steps without a resize before each one: what it is compared with."""
-RESTARTS = 3
+RESTARTS_MAX = 3
 STEPS = 1_000_000
 
 
@@ -34,6 +34,9 @@ class Case:
     pause_ms_p99: float
     step_ms_p50: float
     """Length of an ordinary step."""
+    longest_step_ms_p50: float
+    """Longest step between an order and its completion (median): the pause and all else that a resize does, a
+    newcomer's start on the same cores included."""
     checkpoint_restart_ms: float
     """How long workers stand still when the same change is made by a checkpoint and a restart (median)."""
     ratio: float
@@ -70,7 +73,7 @@ def measure(repeats: int, load: Load, tell: Callable[[str], None]) -> ScalingBen
                 seen[change].append(_resize(job, after))
                 job.wait_for_steps(BEFORE)
         first = job.ends_of_steps(1)
-        restart_s = [_restart(job) for _ in range(RESTARTS)]
+        restart_s = [_restart(job) for _ in range(min(RESTARTS_MAX, repeats))]
     cases = tuple(_case(change, resizes, _chief(first), restart_s) for change, resizes in seen.items())
     return ScalingBench(_model_mb(), cases)
 
@@ -107,18 +110,28 @@ def _case(change: str, resizes: Sequence[_Resize], ends: Sequence[float], restar
         pause_ms_p50=statistics.median(pauses),
         pause_ms_p99=percentile(pauses, 0.99),
         step_ms_p50=statistics.median(steps_ms),
+        longest_step_ms_p50=1e3 * statistics.median(_longest(resize, ends) for resize in resizes),
         checkpoint_restart_ms=restart_ms,
         ratio=restart_ms / max(statistics.median(pauses), 1e-3),
         throughput_kept=statistics.median(_kept(resize, ends) for resize in resizes),
     )
 
 
+def _during(resize: _Resize, ends: Sequence[float]) -> list[float]:
+    """Ends of steps from the last one before the order to the first one after completion: all costs lie between."""
+    before = [time_s for time_s in ends if time_s <= resize.ordered_s]
+    later = ends[len(before) :]
+    inside = [time_s for time_s in later if time_s <= resize.complete_s]
+    return [before[-1], *inside, *later[len(inside) : len(inside) + 1]]
+
+
+def _longest(resize: _Resize, ends: Sequence[float]) -> float:
+    return max(after - before for before, after in itertools.pairwise(_during(resize, ends)))
+
+
 def _kept(resize: _Resize, ends: Sequence[float]) -> float:
     before = [time_s for time_s in ends if time_s <= resize.ordered_s][-BEFORE:]
-    # Up to the first step that ended after the resize was complete: all of its cost is in there.
-    later = [time_s for time_s in ends if time_s > before[-1]]
-    during = [time_s for time_s in later if time_s <= resize.complete_s]
-    during = [before[-1], *during, *later[len(during) : len(during) + 1]]
+    during = _during(resize, ends)
     pace_before = (len(before) - 1) / (before[-1] - before[0])
     return (len(during) - 1) / (during[-1] - during[0]) / pace_before
 

@@ -6,6 +6,7 @@ the machine's monotonic clock, which all of its processes share.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -34,10 +35,15 @@ def main() -> None:
     # One epoch: what is measured is not the order of samples.
     data = resnet50.Synthetic(batch * steps, edge)
     session = elastic.join(model, optimizer, seed=SEED)
+    first = 0
     with (Path(os.environ["STEPS_DIR"]) / f"{task}.{attempt}.txt").open("a", buffering=1) as out:
         for images, labels in session.batches(data, batch_size=batch, epochs=1):
             session.step(nn.functional.cross_entropy(model(images), labels))
             out.write(f"{session.steps} {time.monotonic():.6f}\n")
+            first = first or session.wire_bytes
+    # Without the first step, which also fetches the parameters.
+    told = {"wire_bytes": session.wire_bytes - first, "steps": session.steps - 1}
+    (Path(os.environ["STEPS_DIR"]) / f"{task}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands that measure: bench core, bench sim."""
+"""The commands that measure: bench core, bench sim, bench scaling, bench training."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Measure what things cost here.", no_args_is_help=True, rich_markup_mode=None)
     group.command()(core)
     group.command()(sim)
+    group.command()(scaling)
+    group.command()(training)
     app.add_typer(group, name="bench")
 
 
@@ -75,5 +77,68 @@ def sim(
                     f"{pace.peak_mib:,.0f} MiB",
                 )
                 for pace in paces
+            ],
+        )
+
+
+def scaling(
+    rounds: Annotated[int, typer.Option(min=1, help="How often each kind of change is made.")] = 10,
+    batch: Annotated[int, typer.Option(min=4, help="Images of one step: how much it computes.")] = 4,
+    output: Output = Format.TABLE,
+) -> None:
+    """Measure how long a resize holds up a running job, beside a checkpoint and a restart of the same job.
+
+    Trains ResNet-50 (102 MB) on synthetic images with real processes of this machine.
+    """
+    from fedsched.bench.job import Load
+    from fedsched.bench.scaling import measure
+
+    result = measure(rounds, Load(batch=batch), lambda text: typer.echo(text, err=True))
+    if not emit(result, output, [case.change for case in result.cases]):
+        table(
+            ("CHANGE", "RESIZES", "PAUSE P50", "P99", "STEP P50", "LONGEST STEP", "RESTART", "RATIO", "KEPT"),
+            [
+                (
+                    case.change,
+                    case.resizes,
+                    f"{case.pause_ms_p50:.2f}ms",
+                    f"{case.pause_ms_p99:.2f}ms",
+                    f"{case.step_ms_p50:.0f}ms",
+                    f"{case.longest_step_ms_p50:.0f}ms",
+                    f"{case.checkpoint_restart_ms:,.0f}ms",
+                    f"{case.ratio:,.0f}",
+                    f"{case.throughput_kept:.0%}",
+                )
+                for case in result.cases
+            ],
+        )
+
+
+def training(
+    pairs: Annotated[int, typer.Option(min=1, help="How often the two are run in turn.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run that count.")] = 20,
+    batch: Annotated[int, typer.Option(min=4, help="Images of one step, over both workers.")] = 4,
+    output: Output = Format.TABLE,
+) -> None:
+    """Measure synchronous training with two workers and two parameter servers beside DistributedDataParallel.
+
+    Trains ResNet-50 (102 MB) on synthetic images, with gloo over as many processes as there are workers.
+    """
+    from fedsched.bench.job import Load
+    from fedsched.bench.training import measure
+
+    result = measure(pairs, steps, Load(batch=batch), lambda text: typer.echo(text, err=True))
+    if not emit(result, output, ["training"]):
+        table(
+            ("MODEL", "PS", "DDP", "RATIO", "THROUGH GRPC", "WIRE BYTES"),
+            [
+                (
+                    f"{result.model_mb:.0f} MB",
+                    f"{result.ps_steps_per_s:.2f}/s",
+                    f"{result.ddp_steps_per_s:.2f}/s",
+                    f"{result.ratio:.2f}",
+                    f"{result.streamed_steps_per_s:.2f}/s",
+                    f"{result.wire_bytes_ratio:.3f}",
+                )
             ],
         )

@@ -29,6 +29,8 @@ class Trainer(Protocol):
 
     rank: int
     """This process' place among the workers; -1 before it is known."""
+    wire_bytes: int
+    """What it has sent to other machines and received from them so far, to exchange gradients and parameters."""
 
     def begin(self, spec: ModelSpec, tensors: Sequence[torch.Tensor]) -> int:
         """Say what is trained. Returns how many workers share a step already when a running job is joined, else 0."""
@@ -55,6 +57,7 @@ class Alone:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.rank = 0
+        self.wire_bytes = 0
         self._optimizer = optimizer
         self._done = 0
         self._steps = 0
@@ -127,6 +130,11 @@ class Session:
     def steps(self) -> int:
         """Steps taken so far by the job, those before a restart included."""
         return self._turn.step + self._stepped if self._turn else 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """What this worker has sent to other machines and received from them so far."""
+        return self._trainer.wire_bytes
 
     @property
     def epoch(self) -> int:

@@ -72,7 +72,7 @@ class Worker:
         self._shared = False
         """Whether this process and the coordinator are on one machine."""
         self._channels: dict[str, grpc.Channel] = {}
-        self._wire_bytes = 0
+        self.wire_bytes = 0
         self._step = -1
         """The step whose parameters the model holds; -1 before it has any from the job."""
         self._report_at = 0
@@ -332,7 +332,7 @@ class Worker:
             for server in sorted(set(owners))
         }
         replies: list[pb.Stepped] = self._call(plan, pushes, "Exchange")
-        self._wire_bytes += sum(push.ByteSize() for push in pushes.values())
+        self.wire_bytes += sum(push.ByteSize() for push in pushes.values())
         self._get(plan, [index for index, block in enumerate(self._spec.blocks) if block.group >= 0])
         self._take()
         return replies
@@ -426,7 +426,7 @@ class Worker:
 
     def _counted(self, messages: Iterable[bytes]) -> Iterator[bytes]:
         for message in messages:
-            self._wire_bytes += len(message)
+            self.wire_bytes += len(message)
             yield message
 
     def _all(self, act: Callable[[int, list[int]], None], work: dict[int, list[int]]) -> None:

@@ -1,4 +1,4 @@
-"""ResNet-50 on synthetic images: 25.6 million parameters (102 MB), the size that resizes and transport are measured with.
+"""ResNet-50 on synthetic images: 25.6 million parameters (102 MB), the size that resizes are measured with.
 
 EPOCHS, BATCH, SAMPLES, IMAGE (edge in pixels) and SEED come from the environment.
 """

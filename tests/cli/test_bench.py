@@ -34,3 +34,32 @@ def test_the_simulators_benchmark_runs_every_job_of_a_case(capsys: pytest.Captur
 def test_a_case_that_is_not_there_is_told_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "sim", "--cases", "itp05"]) == 2
     assert "the cases are itp04-fifo" in capsys.readouterr().err
+
+
+@pytest.mark.live
+@pytest.mark.timeout(600)
+def test_the_benchmark_of_resizes_makes_each_change_on_a_real_job_and_restarts_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A pause without the restart it replaces, from the same run, says nothing on another machine."""
+    assert main(["bench", "scaling", "--rounds", "1", "-o", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 90 < result["model_mb"] < 110
+    assert [case["change"] for case in result["cases"]] == ["+1 ps", "-1 ps", "+1 worker", "-1 worker"]
+    for case in result["cases"]:
+        assert case["resizes"] == 1
+        assert 0 < case["pause_ms_p50"] <= case["pause_ms_p99"] < case["longest_step_ms_p50"]
+        assert case["ratio"] == pytest.approx(case["checkpoint_restart_ms"] / case["pause_ms_p50"])
+        assert case["throughput_kept"] > 0
+
+
+@pytest.mark.live
+@pytest.mark.timeout(600)
+def test_the_benchmark_of_training_runs_both_ways_and_counts_what_goes_over_the_wire(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A transport that sends more than gradients and parameters wastes a network that others share."""
+    assert main(["bench", "training", "--pairs", "1", "--steps", "3", "-o", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ratio"] == pytest.approx(result["ps_steps_per_s"] / result["ddp_steps_per_s"])
+    assert result["wire_bytes_ratio"] == pytest.approx(1.0, abs=0.05)

@@ -74,6 +74,8 @@ class Job:
         self.root = root
         self.env = env
         self.attempt = 0
+        self.machines: dict[str, str] = {}
+        """Tasks that shall believe to be elsewhere: they share no memory with those of other machines."""
         self.tasks: list[str] = []
         self.processes: dict[str, BaseProcess] = {}
         self._seq = 0
@@ -122,6 +124,8 @@ class Job:
             **self.env,
             **env,
         }
+        if task in self.machines:
+            environ["FEDSCHED_MACHINE"] = self.machines[task]
         if role != "coordinator":
             environ["FEDSCHED_COORDINATOR"] = self.address
         process = _CONTEXT.Process(target=_task, args=(environ, str(self.attempt_dir / f"{task}.log")), name=task)

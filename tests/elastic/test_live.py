@@ -49,6 +49,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **env: str) -> dict[s
 
 def assert_same(mine: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> None:
     assert mine.keys() == reference.keys()
+    assert all(value.isfinite().all() for value in reference.values()), "a training that diverges proves nothing"
     for name in sorted(set(mine) - {"seen"}):
         torch.testing.assert_close(mine[name], reference[name], rtol=1e-9, atol=1e-11, msg=name)
 
@@ -71,15 +72,39 @@ def test_a_job_of_one_worker_computes_exactly_what_the_script_does_by_hand(
         assert torch.equal(mine[name], value), name
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+TOGETHER: dict[str, str] = {}
+APART = {f"worker-{n}": f"host-{n}" for n in range(4)} | {f"ps-{n}": f"host-{9 + n}" for n in range(4)}
+MIXED = {"worker-1": "away", "ps-1": "away", "ps-2": "far"}
+
+
+@pytest.mark.parametrize(
+    ("seed", "machines", "optimizer", "width"),
+    [
+        (1, TOGETHER, "adam", 6),
+        (2, TOGETHER, "sgd", 5000),
+        (3, APART, "adam", 5000),
+        (4, MIXED, "adam", 5000),
+    ],
+)
 def test_a_run_resized_at_drawn_moments_ends_with_the_parameters_of_an_unscaled_one(
-    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    job_of: JobOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    machines: dict[str, str],
+    optimizer: str,
+    width: int,
 ) -> None:
-    """A scheduler may resize a job as it likes only if the user's result does not depend on it."""
-    env = {"EPOCHS": "45", "OPTIMIZER": "adam"}
+    """A scheduler may resize a job as it likes only if the user's result does not depend on it.
+
+    Whether tasks share memory or exchange streams, and whether tensors are small or cut for several servers.
+    """
+    env = {"EPOCHS": "45", "OPTIMIZER": optimizer, "WIDTH": str(width)}
     reference = alone(tmp_path, monkeypatch, **env)
     trace = tmp_path / "trace.jsonl"
-    job = job_of(**env, HURRY=str(tmp_path / "hurry"), FEDSCHED_TRACE_FILE=str(trace)).start(*FIRST)
+    job = job_of(**env, HURRY=str(tmp_path / "hurry"), FEDSCHED_TRACE_FILE=str(trace))
+    job.machines = machines
+    job.start(*FIRST)
     members: tuple[str, ...] = FIRST
     for step, members in _schedule(seed):
         job.until_step(step)

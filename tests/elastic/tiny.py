@@ -20,11 +20,11 @@ from fedsched import elastic
 class Net(nn.Module):
     """Blocks of different sizes, a frozen one, and statistics that only the forward pass changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(12, 6)
-        self.second = nn.Linear(6, 1)
-        self.frozen = nn.Parameter(torch.ones(6), requires_grad=False)
+        self.first = nn.Linear(12, width)
+        self.second = nn.Linear(width, 1)
+        self.frozen = nn.Parameter(torch.full((width,), (6 / width) ** 0.5), requires_grad=False)
         self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
@@ -51,7 +51,7 @@ def main() -> None:
     torch.manual_seed(hash(task) % 1000)  # Only the chief's first values may count.
     if task in ("alone", "worker-0"):
         torch.manual_seed(1)
-    model = Net().double()
+    model = Net(int(os.environ.get("WIDTH", "6"))).double()
     optimizer = optimizer_of(model, os.environ.get("OPTIMIZER", "sgd"))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
     samples = torch.Generator().manual_seed(7)

@@ -121,3 +121,20 @@ def test_the_loaded_launcher_has_one_thread(training: Cluster) -> None:
     executor.close()
 
     assert threads == "1"
+
+
+def test_a_worker_that_leaves_long_before_the_others_have_taken_their_step_is_no_loss(
+    training: Cluster, tmp_path: Path
+) -> None:
+    """With long steps it ends before the switch is told; half a minute later its job was given up."""
+    training.settle_s = 1.0
+    (tmp_path / "train.py").write_text(SCRIPT.replace("wait(0.005)", "wait(2.5 if session.is_chief else 0.005)"))
+    spec = training.spec("python train.py", workdir=str(tmp_path), env=(("EPOCHS", "100000"),), grace_s=10.0)
+    training.start(spec, placement(2, 1))
+    training.wait_for(JobStarted, deadline_s=90.0)
+    training.scale(placement(1, 1))
+    training.wait_for(JobScaled, deadline_s=90.0)
+    mark = training.mark()
+    training.wait_for(ProgressReported, after=mark)
+    training.wait_for(ProgressReported, after=training.mark())
+    assert not training.all_of(JobExited)

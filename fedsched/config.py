@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedsched import yamlfile
@@ -155,6 +165,42 @@ class RoundConfig(Tree):
     """Share of the updates that the trimmed mean leaves out at either end of each coordinate."""
 
 
+class LocalExecutorConfig(Tree):
+    """Tasks are processes of the agent's machine; its nodes are named shares of it."""
+
+    kind: Literal["local"] = "local"
+
+
+class SlurmExecutorConfig(Tree):
+    """Each task is a batch job; nodes bear the names that Slurm gives them."""
+
+    kind: Literal["slurm"]
+    directory: Path
+    """Lies on a file system that all nodes share: orders, logs and checkpoints."""
+    partition: str = ""
+    account: str = ""
+    options: tuple[str, ...] = ()
+    """Further options of `sbatch`, as they are."""
+    python: str = ""
+    """The interpreter that has fedsched, on the nodes; the agent's own unless it is given."""
+
+
+def _executor_kind(value: Any) -> str:
+    kind = value.get("kind", "local") if isinstance(value, Mapping) else getattr(value, "kind", "local")
+    return f"{KIND}{kind}"
+
+
+ExecutorConfig = Annotated[
+    Annotated[LocalExecutorConfig, Tag(f"{KIND}local")] | Annotated[SlurmExecutorConfig, Tag(f"{KIND}slurm")],
+    Discriminator(
+        _executor_kind,
+        custom_error_type="unknown_kind",
+        custom_error_message="there is no such kind of executor; local or slurm was expected",
+    ),
+]
+"""Where a cluster's tasks run; `kind` says which of the classes it is."""
+
+
 class AgentConfig(Tree):
     """One agent process."""
 
@@ -163,6 +209,7 @@ class AgentConfig(Tree):
     etcd: Address
     aggregator: Address | None = None
     nodes: Nodes
+    executor: ExecutorConfig = LocalExecutorConfig()
     slot: SlotConfig = SlotConfig()
     policy: PolicyConfig = PolicyConfig()
     tracing: TracingConfig = TracingConfig()

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedsched.adapters import etcd_server
+from tests.executor.kube import Kube
+from tests.executor.on_kubernetes import OnKubernetes
+from tests.executor.slurm import OnSlurm, Slurm, is_installed
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +43,24 @@ def data_dir() -> Path:
 def golden_dir() -> Path:
     """Other simulators' results, one folder per simulator."""
     return _shared("golden")
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSlurm]:
+    """A real Slurm with two nodes; `.ci/run` installs what it needs."""
+    if not is_installed() or os.getuid() != 0:
+        problem = "needs root and Debian's packages slurm-wlm and munge"
+        if "CI" in os.environ:
+            pytest.fail(problem)
+        pytest.skip(problem)
+    daemons = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield OnSlurm(daemons)
+    daemons.stop()
+
+
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnKubernetes]:
+    """A small API server with two nodes, whose kubelets run processes."""
+    kube = Kube(tmp_path_factory.mktemp("kube"), {"n1": (8.0, 8000), "n2": (8.0, 8000)})
+    yield OnKubernetes(kube)
+    kube.stop()

@@ -30,7 +30,8 @@ from fedsched.core.job import ACTIVE
 from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
 from fedsched.errors import Conflict
-from fedsched.executor.local import LocalExecutor
+from fedsched.executor import backends
+from fedsched.executor.jobs import JobExecutor
 from fedsched.executor.orders import Programs
 from fedsched.federation.source import Hello
 from fedsched.learn.actor_critic import Learner
@@ -118,10 +119,12 @@ class Agent:
             learner=learner,
         )
         undo.callback(deciding.close)
-        executor = LocalExecutor(
+        root = backends.directory(config)
+        executor = JobExecutor(
             post=self._inbox.post,
             clock=time.time,
-            root=config.state_dir / "executor",
+            root=root,
+            tasks=backends.open_tasks(config.executor, root),
             trace_file=config.tracing.file,
             trace_endpoint=config.tracing.endpoint,
             programs=self._programs,
@@ -200,7 +203,7 @@ class Agent:
             labels=tuple(sorted(self._config.labels.items())),
         )
 
-    def _read_logs(self, executor: LocalExecutor) -> ReadLogs:
+    def _read_logs(self, executor: JobExecutor) -> ReadLogs:
         def read(job_id: JobId, follow: bool) -> Iterator[bytes]:
             return read_logs(lambda: executor.log_files(job_id), lambda: job_id in self.scheduler.state.jobs, follow)
 

@@ -21,11 +21,11 @@ from fedsched.core.ids import NodeName, TaskName
 from fedsched.core.job import JobSpec, Placement, Progress, Reason, TaskPlacement
 from fedsched.errors import FedschedError
 from fedsched.executor import orders, records
+from fedsched.executor.backend import TaskBackend
 from fedsched.executor.control import Answer, Control
 from fedsched.executor.endings import explain
-from fedsched.executor.launching import MACHINE_ERRORS, Launching, MachineTrouble
+from fedsched.executor.launching import MACHINE_ERRORS, MachineTrouble
 from fedsched.executor.orders import Surroundings
-from fedsched.executor.processes import end_orphans, is_alive, send
 from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord, TaskRecord
 from fedsched.pb.training_pb2 import JobReport
 from fedsched.runtime.ports import Post
@@ -46,6 +46,8 @@ NEWS_S = 0.5
 """How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
 TROUBLE_PAUSE_S = 5.0
 """How long an attempt that the machine could not start is not yet over."""
+SWEEP_S = 30.0
+"""Longest wait for what ended tasks left behind."""
 LOG_TAIL_BYTES = 16384
 JOB_ENDED = "the job ended: "
 """What a worker of the elastic runtime says when it ends because the job has failed."""
@@ -73,7 +75,7 @@ class Context:
 
     post: Post
     clock: Callable[[], float]
-    launching: Launching
+    tasks: TaskBackend
     surroundings: Surroundings
     deadlines: Deadlines
 
@@ -326,13 +328,16 @@ class AttemptDriver:
             "node": order.node,
         }
         with tracing.span("task.start", parent=self._spec.traceparent, attributes=attributes):
-            self._tasks[order.task] = _Seen(self._context.launching.start(self._term, order))
+            self._tasks[order.task] = _Seen(self._context.tasks.start(self._term, order))
 
     def _address(self) -> str:
         """Where this attempt's coordinator listens; empty until it does."""
         found = records.read(CoordinatorRecord, self._files.coordinator)
         coordinator = self._tasks.get(COORDINATOR)
-        return found.address if found and coordinator and found.pid == coordinator.record.pid else ""
+        if found is None or coordinator is None:
+            return ""
+        # Where a cluster keeps its own names for tasks, it starts each only once, and numbers say nothing.
+        return found.address if coordinator.record.handle or found.pid == coordinator.record.pid else ""
 
     def _push_start(self) -> None:
         if self._control is None:
@@ -350,6 +355,8 @@ class AttemptDriver:
 
     def _fail_to_join(self) -> None:
         within = f"within {self._context.deadlines.join_s:g} s"
+        if self._fail_to_be_placed(within):
+            return
         if self._control is None:
             self._fail(Reason.START_FAILED, f"{COORDINATOR} did not begin to listen {within}")
             return
@@ -360,6 +367,15 @@ class AttemptDriver:
             Reason.START_FAILED,
             f"{names} did not join the job {within}; expected: the script calls fedsched.elastic.join",
         )
+
+    def _fail_to_be_placed(self, within: str) -> bool:
+        """Whether the cluster had no room for a task: not the job's fault, and no failure of its user's."""
+        for task, seen in sorted(self._tasks.items()):
+            why = self._context.tasks.waiting(seen.record) if seen.exit is None else ""
+            if why:
+                self._fail(Reason.NODE_LOST, f"the cluster had no place for {task} {within}: {why}")
+                return True
+        return False
 
     # --- what the job says
 
@@ -432,6 +448,10 @@ class AttemptDriver:
             removed=tuple(task for task in sorted(current) if task not in wanted),
         )
         self._resize = resize
+        moved = self._moved(order)
+        if moved:
+            self._roll_back(resize, f"{', '.join(moved)} cannot move to another node while it runs")
+            return
         try:
             for entry in sorted(order.placement):
                 if entry.task in resize.added:
@@ -440,6 +460,13 @@ class AttemptDriver:
             self._roll_back(resize, _text(problem))
             return
         resize.answer = self._order_members(order, wanted)
+
+    def _moved(self, order: ScaleJob) -> list[TaskName]:
+        """Tasks that would have to run elsewhere from now on."""
+        if self._context.tasks.is_this_machine:
+            return []
+        nodes = {entry.task: entry.node for entry in self._placement}
+        return [entry.task for entry in order.placement if nodes.get(entry.task, entry.node) != entry.node]
 
     def _order_members(self, order: ScaleJob | AdoptJobs, members: tuple[TaskName, ...]) -> Answer:
         if self._control is None:
@@ -498,7 +525,7 @@ class AttemptDriver:
         self._answer_adoption()
 
     def _note_nodes(self) -> None:
-        """Nodes are shares of this machine: a task that moves between them goes on, under another name."""
+        """Where nodes are shares of one machine a task that moves between them goes on, under another name."""
         for entry in self._placement:
             seen = self._tasks.get(entry.task)
             if seen is not None and seen.record.node != entry.node:
@@ -514,16 +541,16 @@ class AttemptDriver:
     # --- tasks that end
 
     def _look_at_tasks(self) -> None:
-        for task, seen in self._tasks.items():
-            if seen.exit is not None or is_alive(seen.record.identity):
+        for seen in self._tasks.values():
+            if seen.exit is not None:
                 continue
-            found = records.read(ExitRecord, self._files.exit(task))
-            if found is not None and found.request == seen.record.request:
-                seen.exit = found
+            found = self._context.tasks.ended(self._files, seen.record)
+            if found is None:
+                seen.gone_at = None
                 continue
             seen.gone_at = seen.gone_at or time.monotonic()
-            if time.monotonic() - seen.gone_at > EXIT_RECORD_S:
-                seen.exit = ExitRecord(seen.record.pid, seen.record.request, self._context.clock())
+            if found.is_seen or time.monotonic() - seen.gone_at > EXIT_RECORD_S:
+                seen.exit = found
 
     def _judge(self) -> None:
         """Decide what the ends of tasks mean for the attempt; the first task that failed is the cause."""
@@ -607,9 +634,9 @@ class AttemptDriver:
 
     def _signal(self, tasks: Iterable[TaskName], signum: signal.Signals) -> bool:
         """Signal those of `tasks` that still run; whether there were any."""
-        running = [task for task in tasks if self._is_running(task)]
-        for task in running:
-            send(self._tasks[task].record.identity, signum)
+        running = [self._tasks[task].record for task in tasks if self._is_running(task)]
+        if running:
+            self._context.tasks.signal(running, signum)
         return bool(running)
 
     # --- the attempt's end
@@ -693,8 +720,9 @@ class AttemptDriver:
 
     def _conclude(self) -> None:
         """Nothing of the attempt runs any more: say so, once, and for good."""
-        leaders = [seen.record.identity for seen in self._tasks.values()]
-        while end_orphans(leaders):
+        left = [seen.record for seen in self._tasks.values()]
+        until = time.monotonic() + SWEEP_S
+        while self._context.tasks.sweep(self._files, left) and time.monotonic() < until:
             time.sleep(TICK_S)
         result = _result(self._files.result)
         final = result or self._report

@@ -24,6 +24,8 @@ def explain(task: TaskName, record: ExitRecord, log: str) -> tuple[Reason, str]:
     """
     if record.start_error:
         return Reason.START_FAILED, f"{task}: {record.start_error}"
+    if record.reason is not Reason.NONE:
+        return record.reason, f"{task} {record.message}"
     last = last_words(log)
     if record.signal is not None:
         name = _signal_name(record.signal)

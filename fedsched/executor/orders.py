@@ -12,12 +12,17 @@ from pathlib import Path
 
 from fedsched.core.ids import NodeName, TaskName
 from fedsched.core.job import JobSpec, Role, TaskPlacement, role_of
+from fedsched.core.resources import Resources
 from fedsched.errors import StartFailed
 from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
 
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "GRPC_", "TORCH_", "PATH", "VIRTUAL_ENV")
 """Beginnings of variables that an interpreter or its libraries read only once, or that choose another interpreter.
 A job that sets one gets fresh processes: always right, only slower."""
+
+
+INTERPRETER = "{python}"
+"""Stands for the interpreter of the machine that will run the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Surroundings:
     trace_file: str = ""
     trace_endpoint: str = ""
     join_s: float = 60.0
+    is_this_machine: bool = True
+    """Tasks are processes beside this one: they inherit its environment and its interpreter."""
 
 
 def order(
@@ -69,7 +76,7 @@ def order(
     task = entry.task if entry else COORDINATOR
     is_worker = entry is not None and entry.role is Role.WORKER
     argv = _argv(surroundings.programs, spec, task)
-    env = _inherited()
+    env = _inherited() if surroundings.is_this_machine else {}
     env |= _contract(surroundings, spec, attempt, task, address, members)
     own = dict(spec.env) if is_worker else {}
     bare_python = argv[0] in ("python", "python3") and not own.keys() & {"PATH", "VIRTUAL_ENV"}
@@ -78,12 +85,14 @@ def order(
         task=task,
         node=entry.node if entry else NodeName(""),
         seq=seq,
-        argv=(sys.executable, *argv[1:]) if bare_python else argv,
+        argv=(sys.executable if surroundings.is_this_machine else INTERPRETER, *argv[1:]) if bare_python else argv,
         # The product's own programs stay out of the user's directory: a file there could stand in for a module.
         cwd=spec.workdir if is_worker and spec.workdir else str(attempt.job_dir),
         env=tuple(sorted((env | own).items())),
         fresh=any(name.startswith(READ_AT_START) for name in own),
         attempt_dir=str(attempt.path),
+        demand=spec.demand(role_of(task)) if entry else Resources(),
+        grace_s=spec.grace_s,
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from fedsched.core.ids import JobId, NodeName, TaskName
-from fedsched.core.job import JobSpec, Placement
+from fedsched.core.job import JobSpec, Placement, Reason
+from fedsched.core.resources import Resources
 from fedsched.errors import InvalidInput
 from fedsched.executor.processes import Identity
 from fedsched.files import write_whole
@@ -34,6 +35,12 @@ class TaskOrder:
     fresh: bool
     """The environment holds what an interpreter reads only when it starts: do not fork a loaded one."""
     attempt_dir: str
+    demand: Resources = field(default_factory=Resources)
+    """What the task was promised; nothing for a coordinator, whose needs are small."""
+    grace_s: float = 10.0
+    """How long the task may take to end when it is told to."""
+    term: int = 0
+    """Of the agent that gave the order, for whoever begins to carry it out later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,8 @@ class TaskRecord:
     request: str
     log_offset: int
     """Where the task's own lines begin in its log file."""
+    handle: str = ""
+    """The cluster's own name for the task; empty where it is a process of this machine, which `pid` names."""
 
     @property
     def identity(self) -> Identity:
@@ -69,6 +78,15 @@ class ExitRecord:
     """Why the task's program could not even be begun."""
     oom_killed: bool = False
     """The kernel killed for want of memory while the task ran, and the task died of SIGKILL."""
+    reason: Reason = Reason.NONE
+    """Why, where the cluster itself knows: it preempted the task, lost its node, or ended it for its memory."""
+    message: str = ""
+    """The cluster's own words for `reason`."""
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether anybody saw how the task ended."""
+        return self.code is not None or self.signal is not None or self.reason is not Reason.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +152,10 @@ class Attempt:
         """`TaskRecord`."""
         return self.tasks / f"{task}.json"
 
+    def ordered(self, task: TaskName) -> Path:
+        """`TaskOrder`, where the task is begun by its shepherd."""
+        return self.tasks / f"{task}.order.json"
+
     def exit(self, task: TaskName) -> Path:
         """`ExitRecord`."""
         return self.tasks / f"{task}.exit.json"
@@ -144,7 +166,8 @@ class Attempt:
 
     def records(self) -> dict[TaskName, TaskRecord]:
         """All starts on record, by task name."""
-        found = (read(TaskRecord, path) for path in sorted(self.tasks.glob("*.json")) if ".exit." not in path.name)
+        paths = [path for path in sorted(self.tasks.glob("*.json")) if not path.stem.endswith((".exit", ".order"))]
+        found = (read(TaskRecord, path) for path in paths)
         return {record.task: record for record in found if record is not None}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import random
 import runpy
@@ -11,7 +10,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
@@ -112,14 +111,28 @@ def _execute(order: TaskOrder) -> NoReturn:
         raise _NotStarted(f"cannot execute {argv[0]}: {problem.strerror}") from None
 
 
-def _check(program: PythonProgram) -> None:
-    if program.script and not Path(program.script).is_file():
-        raise _NotStarted(f"script {program.script} does not exist in {Path.cwd()}")
-    sys.path.insert(0, str(Path(program.script).resolve().parent) if program.script else str(Path.cwd()))
+def missing(program: PythonProgram, directory: Path) -> str:
+    """What of a Python program does not exist; empty where all does.
+
+    Args:
+        directory: its working directory.
+    """
+    if program.script and not (directory / program.script).is_file():
+        return f"script {program.script} does not exist in {directory}"
     importlib.invalidate_caches()
     package = program.module.partition(".")[0]
-    if package and importlib.util.find_spec(package) is None:
-        raise _NotStarted(f"there is no module named {package}")
+    if package and package not in sys.builtin_module_names:
+        path = [str(directory), *sys.path]
+        if PathFinder.find_spec(package, path) is None:
+            return f"there is no module named {package}"
+    return ""
+
+
+def _check(program: PythonProgram) -> None:
+    problem = missing(program, Path.cwd())
+    if problem:
+        raise _NotStarted(problem)
+    sys.path.insert(0, str(Path(program.script).resolve().parent) if program.script else str(Path.cwd()))
 
 
 def _give_up(fork: Fork, reason: str) -> NoReturn:

@@ -112,10 +112,11 @@ def coordinate(steps: int) -> None:
     coordinator = Coordinator(directory)
     server = grpc.server(futures.ThreadPoolExecutor(8))
     training_pb2_grpc.add_JobControlServicer_to_server(coordinator, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    host = os.environ.get("FEDSCHED_HOST", "127.0.0.1")
+    port = server.add_insecure_port(f"{host}:0")
     server.start()
     beside = directory / ".coordinator"
-    beside.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}))
+    beside.write_text(json.dumps({"address": f"{host}:{port}", "pid": os.getpid()}))
     beside.rename(directory / "coordinator.json")
     coordinator.train(steps)
     while any((directory / "members").iterdir()):
@@ -129,7 +130,7 @@ def coordinate(steps: int) -> None:
 
 def take_part() -> None:
     directory, task = Path(os.environ["FEDSCHED_ATTEMPT_DIR"]), os.environ["FEDSCHED_TASK"]
-    assert os.environ["FEDSCHED_COORDINATOR"].startswith("127.0.0.1:")
+    assert ":" in os.environ["FEDSCHED_COORDINATOR"]
     (directory / "members" / task).touch()
     try:
         while not (directory / "unwanted" / task).exists():
@@ -164,6 +165,12 @@ def main() -> None:
         time.sleep(600)
     elif role == "out-of-memory":
         raise MemoryError
+    elif role == "exhaust":
+        (Path(os.environ["FEDSCHED_ATTEMPT_DIR"]) / "members" / os.environ["FEDSCHED_TASK"]).touch()
+        hoard = []
+        while True:
+            hoard.append(bytearray(os.urandom(1 << 20)) * 16)
+            time.sleep(0.05)
     elif role == "never-join":
         time.sleep(600)
     elif role == "leave-at-once":

@@ -13,7 +13,7 @@ from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.orders import Programs
 from fedsched.executor.records import LauncherRecord
-from tests.executor.conftest import JOB, Cluster, placement
+from tests.executor.cluster import JOB, Cluster, placement
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]

@@ -1,0 +1,53 @@
+"""What differs between the places where tasks run: starting one, watching it, signalling it, and why it ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import Protocol
+
+from fedsched.executor.records import Attempt, ExitRecord, TaskOrder, TaskRecord
+
+
+class TaskBackend(Protocol):
+    """Runs the tasks of one cluster. Everything else of an attempt's life is the same wherever they run.
+
+    All back ends keep what they know in the cluster's directory, which its machines share: a task's order, its record,
+    its log, its exit. They are called from the threads of all attempts.
+    """
+
+    is_this_machine: bool
+    """Tasks are processes beside the agent: they inherit its environment, and nodes are only names, so that a task that
+    runs can be counted to another one."""
+
+    def warm_up(self) -> None:
+        """Prepare for the first start; does not wait for it."""
+
+    def fence(self, term: int) -> None:
+        """Refuse starts of older terms that are still on their way."""
+
+    def start(self, term: int, order: TaskOrder) -> TaskRecord:
+        """Start a task; its record is on disk before the task's first instruction runs.
+
+        Raises:
+            StartFailed: it could not be started, and the message says why.
+            MachineTrouble: any task would have met the same.
+        """
+
+    def ended(self, attempt: Attempt, record: TaskRecord) -> ExitRecord | None:
+        """How the task ended; None while it runs, or may still. Does not wait.
+
+        The exit has neither code nor signal nor reason where nobody saw it.
+        """
+
+    def waiting(self, record: TaskRecord) -> str:
+        """Why the task has no place yet, as the cluster says it; empty once it has one."""
+
+    def signal(self, records: Iterable[TaskRecord], signum: signal.Signals) -> None:
+        """Have all processes of the tasks receive a signal; tasks that are gone are fine. Does not wait."""
+
+    def sweep(self, attempt: Attempt, records: Iterable[TaskRecord]) -> bool:
+        """End what an attempt's ended tasks left behind; whether there may be more, so that it is to be asked again."""
+
+    def close(self) -> None:
+        """Let go of the tasks: they keep running."""

@@ -1,0 +1,384 @@
+"""The back end `kubernetes`: each task is a pod; a headless service per attempt owns them and gives them names.
+
+The pods mount the cluster's directory from one volume. Deleting an attempt's service takes all that is left of the
+attempt along, so that nothing depends on this process being there to tidy up. Pods are followed with one list and watch
+for the whole cluster. Tested with the official client and with kubectl against an API server of our own, not against a
+real cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import queue
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from kubernetes import client, config, watch
+from kubernetes.config.config_exception import ConfigException
+
+from fedsched.core.job import Reason
+from fedsched.errors import InvalidConfiguration, StartFailed
+from fedsched.executor.launching import MachineTrouble
+from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder, TaskRecord
+from fedsched.executor.shepherded import (
+    COORDINATOR_CPU_MILLI,
+    COORDINATOR_MEMORY_MIB,
+    Shepherded,
+    Standing,
+)
+
+ASK_S = 20.0
+"""Longest wait for an answer of the API server."""
+WATCH_S = 300
+"""After so long a watch is asked for anew: a connection that died silently must not be trusted for ever."""
+AGAIN_S = 1.0
+"""Between two tries to reach the API server."""
+NAME_MAX = 63
+"""Names of pods become names of hosts, which are no longer than this."""
+GONE = 410
+"""The API server's answer to a watch from a past that it no longer knows."""
+PREFIX = "fedsched.io/"
+PREEMPTING = ("PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet")
+LOSING = ("DeletionByTaintManager", "DeletionByPodGC")
+"""Reasons of the condition `DisruptionTarget`."""
+EVICTING = ("Evicted", "Preempting", "Terminated", "NodeShutdown", "Shutdown")
+"""Reasons in a pod's own status when the kubelet ended it."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    """How pods are made."""
+
+    image: str
+    """Has fedsched and what the jobs need."""
+    namespace: str = "default"
+    claim: str = ""
+    """The persistent volume claim that holds the cluster's directory; every node can mount it at once."""
+    mount: str = ""
+    """Where the claim is mounted in pods, as it is in the agent's own. Without a claim: a directory of every node."""
+    kubeconfig: str = ""
+    """The file that leads to the cluster; without it the one that the agent runs in, or else kubectl's own."""
+    context: str = ""
+    """Of that file; empty means its current one."""
+    python: str = "python"
+    """The interpreter in the image."""
+    service_account: str = ""
+    node_selector: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The newest state of a pod."""
+
+    pod: Any
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class _Pods:
+    """What the watch has told."""
+
+    by_name: dict[str, _Seen] = field(default_factory=dict)
+    listed_at: float = float("-inf")
+
+
+class KubernetesTasks(Shepherded):
+    """Tasks as pods.
+
+    Args:
+        cluster: labels the pods, so that several agents can share a namespace.
+
+    Raises:
+        InvalidConfiguration: there is no way to an API server.
+    """
+
+    def __init__(self, options: KubernetesOptions, cluster: str) -> None:
+        super().__init__()
+        self._options = options
+        self._cluster = cluster
+        self._api = client.CoreV1Api(_client(options.kubeconfig, options.context))
+        self._pods = _Pods()
+        self._submitted: dict[str, float] = {}
+        self._deleted: set[str] = set()
+        self._closing = threading.Event()
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._watch = watch.Watch()
+        self._threads = [
+            threading.Thread(target=self._follow, name="kubernetes-watch", daemon=True),
+            threading.Thread(target=self._do_work, name="kubernetes", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Let go: the pods go on."""
+        self._closing.set()
+        self._watch.stop()
+        self._work.put(None)
+        self._threads[1].join(ASK_S)
+
+    def sweep(self, attempt: Attempt, records: Iterable[TaskRecord]) -> bool:
+        """Delete the attempt's service, and with it every pod that it owns."""
+        if super().sweep(attempt, records):
+            return True
+        name = self._service(attempt)
+        self._work.put(
+            lambda: self._api.delete_namespaced_service(name, self._options.namespace, _request_timeout=ASK_S)
+        )
+        return False
+
+    # --- Shepherded
+
+    def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
+        attempt = Attempt.at(Path(order.attempt_dir))
+        try:
+            owner = self._owner(attempt)
+            pod = self._pod(order, attempt, owner, program)
+            self._submitted[pod["metadata"]["name"]] = time.monotonic()
+            made = self._api.create_namespaced_pod(self._options.namespace, pod, _request_timeout=ASK_S)
+        except client.ApiException as problem:
+            kind = MachineTrouble if problem.status in (0, 429) or problem.status >= 500 else StartFailed
+            raise kind(f"{order.task} could not be started: Kubernetes refused it: {_words(problem)}") from problem
+        except urllib3.exceptions.HTTPError as problem:
+            raise MachineTrouble(
+                f"{order.task} could not be started: no answer from Kubernetes: {problem}"
+            ) from problem
+        return str(made.metadata.name)
+
+    def _standing(self, record: TaskRecord) -> Standing:
+        with self._lock:
+            seen = self._pods.by_name.get(record.handle)
+            listed_at = self._pods.listed_at
+            since = self._submitted.setdefault(record.handle, time.monotonic())
+        if seen is None:
+            return Standing(ended=listed_at > since)  # a list that came since does not have it: it is gone for good
+        return _standing(seen.pod, gone=seen.gone, by_us=record.handle in self._deleted)
+
+    def _tell(self, handles: list[str], signum: signal.Signals) -> None:
+        self._deleted |= set(handles)
+        # Not 0: that would take the pod off the books while its processes still run.
+        grace = {"grace_period_seconds": 1} if signum is signal.SIGKILL else {}
+        for name in handles:
+            self._work.put(lambda name=name: self._delete(name, grace))
+
+    def _delete(self, name: str, grace: dict[str, int]) -> None:
+        self._api.delete_namespaced_pod(name, self._options.namespace, **grace, _request_timeout=ASK_S)
+
+    def _do_work(self) -> None:
+        """Requests that nobody waits for."""
+        while (request := self._work.get()) is not None:
+            try:
+                request()
+            except client.ApiException as problem:
+                if problem.status != 404:
+                    _log.warning("Kubernetes refused a request: %s", _words(problem))
+            except urllib3.exceptions.HTTPError as problem:
+                _log.warning("Kubernetes does not answer: %s", problem)
+
+    # --- objects
+
+    def _labels(self, attempt: Attempt) -> dict[str, str]:
+        return {
+            "app.kubernetes.io/managed-by": "fedsched",
+            f"{PREFIX}cluster": self._cluster,
+            f"{PREFIX}job": _name(attempt.job_dir.name),
+            f"{PREFIX}attempt": str(attempt.number),
+        }
+
+    def _service(self, attempt: Attempt) -> str:
+        return _name(f"{self._cluster}-{attempt.job_dir.name}-{attempt.number}", NAME_MAX - 28)
+
+    def _owner(self, attempt: Attempt) -> dict[str, Any]:
+        """The attempt's headless service, which is made with its first task."""
+        name, namespace = self._service(attempt), self._options.namespace
+        service = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "labels": self._labels(attempt)},
+            "spec": {
+                "clusterIP": "None",
+                "selector": self._labels(attempt),
+                "publishNotReadyAddresses": True,
+            },
+        }
+        try:
+            made = self._api.create_namespaced_service(namespace, service, _request_timeout=ASK_S)
+        except client.ApiException as problem:
+            if problem.status != 409:
+                raise
+            made = self._api.read_namespaced_service(name, namespace, _request_timeout=ASK_S)
+        return {"apiVersion": "v1", "kind": "Service", "name": name, "uid": made.metadata.uid}
+
+    def _pod(
+        self, order: TaskOrder, attempt: Attempt, owner: dict[str, Any], program: tuple[str, ...]
+    ) -> dict[str, Any]:
+        options = self._options
+        container = {
+            "name": "task",
+            "image": options.image,
+            "command": [options.python, *program, "--echo"],
+            "env": [{"name": "FEDSCHED_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            "resources": _resources(order),
+        }
+        spec: dict[str, Any] = {
+            "containers": [container],
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": max(1, math.ceil(order.grace_s)),
+            "hostname": order.task,
+            "subdomain": owner["name"],
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "nodeSelector": dict(options.node_selector),
+        }
+        if order.node:
+            spec["nodeSelector"]["kubernetes.io/hostname"] = order.node
+        if options.service_account:
+            spec["serviceAccountName"] = options.service_account
+        if options.mount:
+            source = {"persistentVolumeClaim": {"claimName": options.claim}}
+            spec["volumes"] = [
+                {"name": "shared", **(source if options.claim else {"hostPath": {"path": options.mount}})}
+            ]
+            container["volumeMounts"] = [{"name": "shared", "mountPath": options.mount}]
+        labels = self._labels(attempt) | {f"{PREFIX}task": order.task}
+        name = _name(f"{owner['name']}-{order.task}", NAME_MAX - 9) + f"-{order.request[:8]}"
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
+            "spec": spec,
+        }
+
+    # --- the watch
+
+    def _follow(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._watch_from(self._list())
+            except client.ApiException as problem:
+                if problem.status != GONE:  # then too much has happened since: list again, at once
+                    _log.warning("Kubernetes refused to list pods: %s", _words(problem))
+                    self._closing.wait(AGAIN_S)
+            except (urllib3.exceptions.HTTPError, OSError) as problem:
+                _log.warning("the watch of Kubernetes broke off: %s", problem)
+                self._closing.wait(AGAIN_S)
+
+    def _list(self) -> str:
+        began = time.monotonic()
+        found = self._api.list_namespaced_pod(
+            self._options.namespace, label_selector=f"{PREFIX}cluster={self._cluster}", _request_timeout=ASK_S
+        )
+        present = {pod.metadata.name: pod for pod in found.items}
+        with self._lock:
+            for name, seen in self._pods.by_name.items():
+                seen.gone = seen.gone or name not in present
+            self._pods.by_name |= {name: _Seen(pod) for name, pod in present.items()}
+            self._pods.listed_at = began
+        return str(found.metadata.resource_version)
+
+    def _watch_from(self, version: str) -> None:
+        stream = self._watch.stream(
+            self._api.list_namespaced_pod,
+            self._options.namespace,
+            label_selector=f"{PREFIX}cluster={self._cluster}",
+            resource_version=version,
+            timeout_seconds=WATCH_S,
+            _request_timeout=(ASK_S, WATCH_S + ASK_S),
+        )
+        for event in stream:
+            pod = event["object"]
+            with self._lock:
+                self._pods.by_name[pod.metadata.name] = _Seen(pod, gone=event["type"] == "DELETED")
+            if self._closing.is_set():
+                return
+
+
+def _standing(pod: Any, *, gone: bool, by_us: bool) -> Standing:
+    """What a pod's status says, in our words."""
+    status = pod.status
+    conditions = {condition.type: condition for condition in status.conditions or () if condition.type}
+    target = conditions.get("DisruptionTarget")
+    disruption = target.reason if target is not None and target.status == "True" else ""
+    node = f" {pod.spec.node_name}" if pod.spec.node_name else ""
+    if disruption in LOSING or status.reason == "NodeLost":
+        return Standing(
+            ended=True, reason=Reason.NODE_LOST, message=f"lost its node{node} ({disruption or status.reason})"
+        )
+    if not gone and status.phase not in ("Succeeded", "Failed"):
+        return Standing(waiting=_waiting(status, conditions) if status.phase == "Pending" else "")
+    if disruption in PREEMPTING or status.reason in EVICTING:
+        words = status.message or (target.message if target is not None else "") or ""
+        return Standing(
+            ended=True, reason=Reason.PREEMPTED, message=f"was evicted ({disruption or status.reason}): {words}"
+        )
+    ends = [container.state.terminated for container in status.container_statuses or () if container.state]
+    if any(end is not None and end.reason == "OOMKilled" for end in ends):
+        return Standing(
+            ended=True, reason=Reason.OUT_OF_MEMORY, message="used more memory than it was given (OOMKilled)"
+        )
+    if gone and not by_us and status.phase not in ("Succeeded", "Failed"):
+        return Standing(ended=True, reason=Reason.PREEMPTED, message="was deleted by others")
+    return Standing(ended=True)
+
+
+def _waiting(status: Any, conditions: dict[str, Any]) -> str:
+    scheduled = conditions.get("PodScheduled")
+    if scheduled is not None and scheduled.status != "True":
+        return f"Kubernetes says {scheduled.reason}: {scheduled.message}"
+    for container in status.container_statuses or ():
+        waits = container.state.waiting if container.state else None
+        if waits is not None and waits.reason not in ("ContainerCreating", "PodInitializing"):
+            return f"Kubernetes says {waits.reason}: {waits.message}"
+    return "Kubernetes has not begun it yet"
+
+
+def _resources(order: TaskOrder) -> dict[str, dict[str, str]]:
+    """Memory and GPUs are limits, too; CPU is not: an idle core may be used."""
+    cpu = COORDINATOR_CPU_MILLI if order.task == COORDINATOR else order.demand.cpu_milli
+    memory = COORDINATOR_MEMORY_MIB if order.task == COORDINATOR else order.demand.memory_mib
+    limits = {"memory": f"{memory}Mi"}
+    if order.demand.gpu_milli:
+        limits["nvidia.com/gpu"] = str(math.ceil(order.demand.gpu_milli / 1000))
+    return {"requests": {"cpu": f"{cpu}m", "memory": f"{memory}Mi"}, "limits": limits}
+
+
+def _name(text: str, longest: int = NAME_MAX) -> str:
+    """A DNS label for any text: readable, and never the same for two texts."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if plain == text and len(text) <= longest:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{plain[: longest - 9].strip('-')}-{digest}"
+
+
+def _words(problem: client.ApiException) -> str:
+    found = re.search(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"', str(problem.body or ""))
+    return found[1] if found else f"{problem.status} {problem.reason}"
+
+
+def _client(kubeconfig: str, context: str) -> client.ApiClient:
+    try:
+        if not kubeconfig and not context:
+            try:
+                settings = client.Configuration()
+                config.load_incluster_config(settings)
+                return client.ApiClient(settings)
+            except ConfigException:
+                pass
+        return config.new_client_from_config(config_file=kubeconfig or None, context=context or None)
+    except (ConfigException, OSError) as problem:
+        raise InvalidConfiguration(
+            f"there is no way to a Kubernetes API server: {problem}",
+            "run the agent in the cluster, or set KUBECONFIG to a file that kubectl can use",
+        ) from problem

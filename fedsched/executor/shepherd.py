@@ -1,0 +1,270 @@
+"""Runs one task where the cluster put it, and writes down how it ended: `python -m fedsched.executor.shepherd`.
+
+Slurm, Kubernetes and Ray each start this program in the place that they gave the task. It is small, so that what it
+promises holds wherever it runs: a task begins only once it is on record and only if nobody newer commands the cluster;
+nothing that it started outlives it; its end is on record in the words of the machine that saw it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import psutil
+
+from fedsched.core.ids import TaskName
+from fedsched.executor import records
+from fedsched.executor.orders import INTERPRETER
+from fedsched.executor.processes import adopt_orphans, end_children
+from fedsched.executor.records import Attempt, ExitRecord, FenceRecord, Layout, TaskOrder, TaskRecord
+from fedsched.executor.task import missing, python_program
+
+RECORD_S = 30.0
+"""How long a started task may not be on record: that is written at once, but a shared file system may be slow."""
+LOOK_S = 1.0
+"""How often it is looked whether the attempt still wants the task."""
+NOT_STARTED = 127
+NOT_WANTED = 125
+"""Exit code of a task that was not to run any more."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Shepherd:
+    """One task, from its record to its end.
+
+    Args:
+        order: what to run.
+        echo: repeat what the task prints, for clusters that keep logs of their own.
+    """
+
+    def __init__(self, order: TaskOrder, *, echo: bool = False) -> None:
+        self._order = order
+        self._echo = echo
+        self._attempt = Attempt.at(Path(order.attempt_dir))
+        self._layout = Layout(self._attempt.job_dir.parent.parent)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._told: set[int] = set()
+        self._ended = threading.Event()
+
+    def run(self) -> int:
+        """Run the task to its end; its exit code, or 128 and its signal as a shell would give them."""
+        signal.signal(signal.SIGTERM, self._pass_on)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        adopt_orphans()
+        refusal = self._refusal()
+        if refusal:
+            return self._not_started(refusal)
+        if not self._is_on_record():
+            return NOT_WANTED
+        kills = _oom_kills()
+        try:
+            child = self._start()
+        except OSError as problem:
+            return self._not_started(self._why_not(problem))
+        code = self._watch(child)
+        self._record(
+            ExitRecord(
+                pid=child.pid,
+                request=self._order.request,
+                ended_s=time.time(),
+                code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+                oom_killed=code == -signal.SIGKILL and _oom_kills() > kills,
+            )
+        )
+        return code if code >= 0 else 128 - code
+
+    def _not_started(self, why: str) -> int:
+        self._record(ExitRecord(os.getpid(), self._order.request, time.time(), NOT_STARTED, start_error=why))
+        return NOT_STARTED
+
+    def _refusal(self) -> str:
+        """Why the order is not one to obey, or not any more."""
+        term = (records.read(FenceRecord, self._layout.fence) or FenceRecord()).term
+        if self._order.term < term:
+            return f"the order is of term {self._order.term}; this cluster already obeys term {term}"
+        program = python_program(self._argv(), sys.executable)
+        return missing(program, Path(self._order.cwd)) if program is not None and Path(self._order.cwd).is_dir() else ""
+
+    def _argv(self) -> tuple[str, ...]:
+        first, *rest = self._order.argv
+        return (sys.executable if first == INTERPRETER else first, *rest)
+
+    def _is_on_record(self) -> bool:
+        """Wait for the record of the start: no task ever runs that nobody knows of."""
+        until_s = time.monotonic() + RECORD_S
+        while time.monotonic() < until_s and signal.SIGTERM not in self._told and not self._attempt.exited.exists():
+            found = records.read(TaskRecord, self._attempt.task(self._order.task))
+            if found is not None and found.request == self._order.request:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _is_wanted(self) -> bool:
+        """Whether the attempt still counts on the task. A machine that was cut off and counted as lost must notice."""
+        if self._attempt.exited.exists() or not self._attempt.path.exists():
+            return False
+        found = records.read(TaskRecord, self._attempt.task(self._order.task))
+        return found is None or found.request == self._order.request
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        order = self._order
+        log = self._attempt.log(order.task).open("ab", buffering=0)
+        env = _inherited() | {"FEDSCHED_HOST": own_address()} | dict(order.env)
+        with log:
+            child = subprocess.Popen(
+                self._argv(),
+                cwd=order.cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if self._echo else log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
+            )
+        self._child = child
+        if child.stdout is not None:
+            threading.Thread(target=self._repeat, args=(child.stdout,), daemon=True).start()
+        if signal.SIGTERM in self._told:
+            self._pass_on(signal.SIGTERM, None)
+        return child
+
+    def _repeat(self, output: IO[bytes]) -> None:
+        with self._attempt.log(self._order.task).open("ab", buffering=0) as log:
+            while data := os.read(output.fileno(), 65536):
+                log.write(data)
+                with suppress(OSError):
+                    os.write(1, data)
+
+    def _why_not(self, problem: OSError) -> str:
+        if problem.filename == self._order.cwd:
+            return f"cannot enter the working directory {self._order.cwd}: {problem.strerror}"
+        if isinstance(problem, FileNotFoundError):
+            return f"command not found: {self._order.argv[0]}"
+        return f"cannot execute {self._order.argv[0]}: {problem.strerror}"
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> int:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(LOOK_S)
+                break
+            if not self._is_wanted():
+                self._signal(signal.SIGKILL)
+            _reap_orphans(child.pid)
+        self._end_the_rest(child.pid)
+        return code
+
+    def _end_the_rest(self, group: int) -> None:
+        """Nothing that the task started outlives it, whatever sessions it made for itself."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+        while psutil.Process().children():
+            end_children(())
+            with suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        self._told.add(number)
+        self._signal(signal.Signals(number))
+
+    def _signal(self, signum: signal.Signals) -> None:
+        if self._child is not None and self._child.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signum)
+
+    def _record(self, record: ExitRecord) -> None:
+        until_s = time.monotonic() + RECORD_S
+        while True:
+            try:
+                records.write(self._attempt.exit(self._order.task), record)
+                return
+            except FileNotFoundError:
+                return  # the attempt's directory is gone: nobody asks
+            except OSError as problem:
+                sys.stderr.write(f"cannot record the exit of {self._order.task}: {problem}\n")
+                if time.monotonic() > until_s:
+                    return
+                time.sleep(LOOK_S)
+
+
+def _inherited() -> dict[str, str]:
+    """This place's environment; its interpreter comes first on the PATH."""
+    env = dict(os.environ)
+    directory = str(Path(sys.executable).parent)
+    env["PATH"] = f"{directory}{os.pathsep}{env['PATH']}" if env.get("PATH") else directory
+    return env
+
+
+def own_address() -> str:
+    """Where other machines of the cluster reach this one: by its name if that leads here, else by its address."""
+    name = socket.gethostname()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
+    except OSError:
+        found = set()
+    own = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    useful = sorted(address for address in found & own if not address.startswith("127."))
+    if useful:
+        return useful[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing; the system only chooses the way out
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _reap_orphans(kept: int) -> None:
+    """Collect what daemons of the task left when they ended."""
+    for child in psutil.Process().children():
+        if child.pid != kept:
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    prctl = ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(NOT_STARTED)
+
+    return prepare
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed for want of memory: in this container where it says so, else since boot."""
+    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
+        with suppress(OSError):
+            return sum(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("oom_kill "))
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Run the task whose order is in a file."""
+    parser = argparse.ArgumentParser(prog="python -m fedsched.executor.shepherd")
+    parser.add_argument("--attempt", type=Path, required=True)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--request", required=True)
+    parser.add_argument("--echo", action="store_true")
+    options = parser.parse_args(arguments)
+    order = records.read(TaskOrder, Attempt.at(options.attempt).ordered(TaskName(options.task)))
+    if order is None or order.request != options.request:
+        return NOT_WANTED
+    return Shepherd(order, echo=options.echo).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

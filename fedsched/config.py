@@ -185,17 +185,49 @@ class SlurmExecutorConfig(Tree):
     """The interpreter that has fedsched, on the nodes; the agent's own unless it is given."""
 
 
+class KubernetesExecutorConfig(Tree):
+    """Each task is a pod; nodes bear the names of their label `kubernetes.io/hostname`."""
+
+    kind: Literal["kubernetes"]
+    image: str = Field(min_length=1)
+    """Holds fedsched and what the jobs need."""
+    directory: Path
+    """Lies on the volume, which the agent has mounted at the same place: orders, logs and checkpoints."""
+    namespace: str = "default"
+    claim: str = ""
+    """The persistent volume claim with the directory; without one `mount` is a directory of every node."""
+    mount: str = Field(pattern=r"^/")
+    """Where the volume is mounted, in pods as for the agent."""
+    kubeconfig: str = ""
+    """Leads to the cluster; without it the one that the agent runs in, or else kubectl's own."""
+    context: str = ""
+    python: str = "python"
+    """The interpreter in the image."""
+    service_account: str = ""
+    node_selector: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _directory_is_mounted(self) -> KubernetesExecutorConfig:
+        if not self.directory.is_relative_to(self.mount):
+            raise ValueError(
+                f"directory is {self.directory}; it must lie below mount ({self.mount}), or pods do not see it"
+            )
+        return self
+
+
 def _executor_kind(value: Any) -> str:
     kind = value.get("kind", "local") if isinstance(value, Mapping) else getattr(value, "kind", "local")
     return f"{KIND}{kind}"
 
 
 ExecutorConfig = Annotated[
-    Annotated[LocalExecutorConfig, Tag(f"{KIND}local")] | Annotated[SlurmExecutorConfig, Tag(f"{KIND}slurm")],
+    Annotated[LocalExecutorConfig, Tag(f"{KIND}local")]
+    | Annotated[SlurmExecutorConfig, Tag(f"{KIND}slurm")]
+    | Annotated[KubernetesExecutorConfig, Tag(f"{KIND}kubernetes")],
     Discriminator(
         _executor_kind,
         custom_error_type="unknown_kind",
-        custom_error_message="there is no such kind of executor; local or slurm was expected",
+        custom_error_message="there is no such kind of executor; kubernetes, local or slurm was expected",
     ),
 ]
 """Where a cluster's tasks run; `kind` says which of the classes it is."""

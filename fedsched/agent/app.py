@@ -76,12 +76,12 @@ class Agent:
     """All parts of one agent. `run` owns the loop; `close` lets go of the jobs without touching them.
 
     Args:
-        programs: what the local executor runs beside the users' commands; by default the product's own.
+        programs: what the executor runs beside the users' commands; by default the product's own.
     """
 
     def __init__(self, config: AgentConfig, store: EtcdStore, inbox: Inbox, programs: Programs | None = None) -> None:
         self._config = config
-        self._programs = programs
+        self._programs = programs or Programs()
         self._cluster = ClusterName(config.cluster)
         self._inbox = inbox
         policy = registry.make(config.policy)
@@ -124,7 +124,7 @@ class Agent:
             post=self._inbox.post,
             clock=time.time,
             root=root,
-            tasks=backends.open_tasks(config.executor, root),
+            tasks=backends.open_tasks(config.executor, config.cluster, root, self._programs),
             trace_file=config.tracing.file,
             trace_endpoint=config.tracing.endpoint,
             programs=self._programs,

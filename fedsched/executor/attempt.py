@@ -271,6 +271,7 @@ class AttemptDriver:
             case AdoptJobs():
                 self._term = mail.term
                 self._adopting = mail
+                self._context.tasks.take_over(self._files, mail.term)
                 self._answer_adoption()
             case Discard():
                 self._silent = True
@@ -306,6 +307,8 @@ class AttemptDriver:
         ordered = records.read(AttemptRecord, self._files.order)
         self._placement = ordered.placement if ordered else ()
         self._tasks = {task: _Seen(record) for task, record in self._files.records().items()}
+        if self._adopting is not None:
+            self._context.tasks.take_over(self._files, self._term)
         stop = records.read(StopJob, self._files.stop)
         if stop is not None:
             self._stop(stop)

@@ -26,6 +26,9 @@ class TaskBackend(Protocol):
     def fence(self, term: int) -> None:
         """Refuse starts of older terms that are still on their way."""
 
+    def take_over(self, attempt: Attempt, term: int) -> None:
+        """Tasks of the attempt that have yet to begin may do so: an agent with this term has adopted it."""
+
     def start(self, term: int, order: TaskOrder) -> TaskRecord:
         """Start a task; its record is on disk before the task's first instruction runs.
 

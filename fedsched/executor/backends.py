@@ -6,7 +6,14 @@ import sys
 from pathlib import Path
 from typing import assert_never
 
-from fedsched.config import AgentConfig, ExecutorConfig, LocalExecutorConfig, SlurmExecutorConfig
+from fedsched.config import (
+    AgentConfig,
+    ExecutorConfig,
+    KubernetesExecutorConfig,
+    LocalExecutorConfig,
+    SlurmExecutorConfig,
+)
+from fedsched.errors import InvalidConfiguration
 from fedsched.executor.backend import TaskBackend
 from fedsched.executor.orders import Programs
 
@@ -16,13 +23,13 @@ def directory(config: AgentConfig) -> Path:
     match config.executor:
         case LocalExecutorConfig():
             return config.state_dir / "executor"
-        case SlurmExecutorConfig():
+        case SlurmExecutorConfig() | KubernetesExecutorConfig():
             return config.executor.directory / config.cluster
         case _:
             assert_never(config.executor)
 
 
-def open_tasks(config: ExecutorConfig, root: Path) -> TaskBackend:
+def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Programs) -> TaskBackend:
     """The back end of a cluster whose directory is `root`.
 
     Raises:
@@ -32,11 +39,34 @@ def open_tasks(config: ExecutorConfig, root: Path) -> TaskBackend:
         case LocalExecutorConfig():
             from fedsched.executor.local import LocalTasks
 
-            return LocalTasks(root, Programs())
+            return LocalTasks(root, programs)
         case SlurmExecutorConfig():
             from fedsched.executor.slurm import SlurmOptions, SlurmTasks
 
             python = config.python or sys.executable
             return SlurmTasks(SlurmOptions(config.partition, config.account, config.options, python))
+        case KubernetesExecutorConfig():
+            return _kubernetes(config, cluster)
         case _:
             assert_never(config)
+
+
+def _kubernetes(config: KubernetesExecutorConfig, cluster: str) -> TaskBackend:
+    try:
+        from fedsched.executor.kubernetes import KubernetesOptions, KubernetesTasks
+    except ModuleNotFoundError as problem:
+        raise InvalidConfiguration(
+            f"the executor kubernetes needs the package {problem.name}", "pip install 'fedsched[k8s]'"
+        ) from problem
+    options = KubernetesOptions(
+        image=config.image,
+        namespace=config.namespace,
+        claim=config.claim,
+        mount=config.mount,
+        kubeconfig=config.kubeconfig,
+        context=config.context,
+        python=config.python,
+        service_account=config.service_account,
+        node_selector=tuple(sorted(config.node_selector.items())),
+    )
+    return KubernetesTasks(options, cluster)

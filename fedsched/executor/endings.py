@@ -14,6 +14,8 @@ CHARS_MAX = 400
 """A message is a line in a table; the log has the rest."""
 OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError", "can't allocate memory", "CUDA out of memory")
 """What Python, numpy and torch say when an allocation fails."""
+OVER_MEMORY = "Exceeded job memory limit"
+"""What Slurm writes into the log of a job that it ends for its memory, where it says so nowhere else."""
 
 
 def explain(task: TaskName, record: ExitRecord, log: str) -> tuple[Reason, str]:
@@ -32,6 +34,8 @@ def explain(task: TaskName, record: ExitRecord, log: str) -> tuple[Reason, str]:
         if record.oom_killed:
             return Reason.OUT_OF_MEMORY, f"{task} was killed by the kernel ({name}): the machine ran out of memory"
         return Reason.TASK_KILLED, f"{task} was killed by {name}{_after(last)}"
+    if record.code is None and OVER_MEMORY in log:
+        return Reason.OUT_OF_MEMORY, f"{task} used more memory than it was given{_after(_line_with(OVER_MEMORY, log))}"
     if record.code is None:
         return Reason.LOST, f"{task} is gone and nobody saw how it ended{_after(last)}"
     if any(sign in last for sign in OUT_OF_MEMORY):
@@ -59,6 +63,10 @@ def _last_words(log: str) -> str:
                 return line
     errors = [line for line in lines if not line.startswith(" ") and line.partition(":")[0].endswith("Error")]
     return errors[-1] if errors else " | ".join(lines[-LOG_LINES:])
+
+
+def _line_with(sign: str, log: str) -> str:
+    return next(line.strip() for line in log.splitlines() if sign in line)
 
 
 def _after(text: str) -> str:

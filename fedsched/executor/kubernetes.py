@@ -8,6 +8,7 @@ real cluster.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
@@ -170,7 +171,7 @@ class KubernetesTasks(Shepherded):
         # Not 0: that would take the pod off the books while its processes still run.
         grace = {"grace_period_seconds": 1} if signum is signal.SIGKILL else {}
         for name in handles:
-            self._work.put(lambda name=name: self._delete(name, grace))
+            self._work.put(functools.partial(self._delete, name, grace))
 
     def _delete(self, name: str, grace: dict[str, int]) -> None:
         self._api.delete_namespaced_pod(name, self._options.namespace, **grace, _request_timeout=ASK_S)
@@ -356,10 +357,10 @@ def _resources(order: TaskOrder) -> dict[str, dict[str, str]]:
 def _name(text: str, longest: int = NAME_MAX) -> str:
     """A DNS label for any text: readable, and never the same for two texts."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if plain == text and len(text) <= longest:
+    if plain and plain == text and len(text) <= longest:
         return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{plain[: longest - 9].strip('-')}-{digest}"
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{plain[: longest - 9].strip('-')}-{digest}".lstrip("-")
 
 
 def _words(problem: client.ApiException) -> str:

@@ -47,6 +47,9 @@ class LocalTasks:
         """Tell the launcher, if there is one."""
         self._launching.fence(term)
 
+    def take_over(self, attempt: Attempt, term: int) -> None:
+        """Nothing: whatever is on record has begun."""
+
     def start(self, term: int, order: TaskOrder) -> TaskRecord:
         """Have the launcher fork."""
         return self._launching.start(term, order)

@@ -35,6 +35,8 @@ RECORD_S = 30.0
 """How long a started task may not be on record: that is written at once, but a shared file system may be slow."""
 LOOK_S = 1.0
 """How often it is looked whether the attempt still wants the task."""
+FENCE_S = 5.0
+"""How long a new agent may take to say that it has adopted an order of the one before."""
 NOT_STARTED = 127
 NOT_WANTED = 125
 """Exit code of a task that was not to run any more."""
@@ -93,11 +95,20 @@ class Shepherd:
 
     def _refusal(self) -> str:
         """Why the order is not one to obey, or not any more."""
-        term = (records.read(FenceRecord, self._layout.fence) or FenceRecord()).term
-        if self._order.term < term:
-            return f"the order is of term {self._order.term}; this cluster already obeys term {term}"
+        until_s = time.monotonic() + FENCE_S
+        while (newest := self._newest_term()) > (given := self._given_term()):
+            if time.monotonic() > until_s:
+                return f"the order is of term {given}; this cluster already obeys term {newest}"
+            time.sleep(0.1)
         program = python_program(self._argv(), sys.executable)
         return missing(program, Path(self._order.cwd)) if program is not None and Path(self._order.cwd).is_dir() else ""
+
+    def _newest_term(self) -> int:
+        return (records.read(FenceRecord, self._layout.fence) or FenceRecord()).term
+
+    def _given_term(self) -> int:
+        order = records.read(TaskOrder, self._attempt.ordered(self._order.task))
+        return order.term if order is not None and order.request == self._order.request else self._order.term
 
     def _argv(self) -> tuple[str, ...]:
         first, *rest = self._order.argv

@@ -72,6 +72,13 @@ class Shepherded(ABC):
     def fence(self, term: int) -> None:  # noqa: B027
         """The shepherds look at the fence themselves before they start a task."""
 
+    def take_over(self, attempt: Attempt, term: int) -> None:
+        """Write the term into the orders, where shepherds that have just been placed look for it."""
+        for task in attempt.records():
+            order = records.read(TaskOrder, attempt.ordered(task))
+            if order is not None and order.term < term and not attempt.exit(task).exists():
+                records.write(attempt.ordered(task), replace(order, term=term))
+
     def start(self, term: int, order: TaskOrder) -> TaskRecord:
         """Write the order down, hand it to the cluster, and put the start on record, which lets it begin."""
         attempt = Attempt.at(Path(order.attempt_dir))

@@ -23,7 +23,7 @@ from fedsched.core.resources import Resources
 from fedsched.executor.local import shut_down
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Put
-from tests.executor.conftest import STAND_IN, stand_in_programs
+from tests.executor.cluster import STAND_IN, stand_in_programs
 from tests.waiting import eventually
 
 WAIT_S = 40.0

@@ -17,7 +17,7 @@ from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, P
 from fedsched.core.ids import JobId, TaskName
 from fedsched.core.job import Reason
 from fedsched.core.resources import Resources
-from fedsched.executor import records, shepherded
+from fedsched.executor import records
 from fedsched.executor.processes import identify
 from fedsched.executor.records import FenceRecord, TaskOrder, TaskRecord
 from tests.executor.cluster import JOB, STAND_IN, Cluster, Local, ended, placement, stand_in_programs
@@ -241,10 +241,12 @@ def test_a_new_executor_adopts_what_the_old_one_left_running(cluster: Cluster) -
     mark = cluster.mark()
     cluster.scale(placement(1, 1))
     cluster.wait_for(JobScaled, after=mark)
+    kept = cluster.pids()
     cluster.stop(Reason.TIME_LIMIT)
 
     assert adopted.placement == placement(3, 1)
-    assert {task: pid for task, pid in before.items() if task in cluster.pids()} == cluster.pids()
+    assert set(kept) == {"coordinator", "worker-0", "ps-0"}
+    assert kept.items() <= before.items()
     assert cluster.wait_for(JobExited).reason is Reason.TIME_LIMIT
 
 
@@ -312,7 +314,7 @@ def test_a_start_that_was_under_way_is_completed_after_a_restart(cluster: Cluste
     cluster.open()
     cluster.adopt((spec, 1))
     adopted = cluster.wait_for(JobAdopted)
-    eventually(lambda: cluster.all_of(ProgressReported), "the job trains")
+    eventually(lambda: cluster.all_of(ProgressReported), "the job trains", 12.0)
 
     assert adopted.placement == placement(1, 1)
     assert cluster.alive() == {"coordinator", "worker-0", "ps-0"}
@@ -439,7 +441,7 @@ def test_a_cluster_without_a_place_is_not_the_jobs_fault(placed: Cluster) -> Non
     placed.join_deadline_s = 15.0
     placed.start(placed.spec(worker_demand=Resources(1000, 512), ps_demand=Resources(64_000, 512)), placement(1, 1))
 
-    exited = placed.wait_for(JobExited)
+    exited = placed.wait_for(JobExited, deadline_s=90.0)
 
     assert exited.reason in (Reason.NODE_LOST, Reason.START_FAILED), exited
     assert "ps-0" in exited.message
@@ -472,7 +474,7 @@ def test_a_task_whose_start_was_never_put_on_record_does_not_run(
     placed: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that dies between the order and its note must not leave a task behind that nobody knows of."""
-    monkeypatch.setattr(shepherded.records, "write", _all_but_task_records(records.write))
+    monkeypatch.setattr(records, "write", _all_but_task_records(records.write))
     placed.start(placed.spec(), placement(1, 1))
 
     exited = placed.wait_for(JobExited)

@@ -68,9 +68,6 @@ class Place(Protocol):
     def lose(self, cluster: Cluster, task: str) -> None:
         """Have the node that the task runs on vanish."""
 
-    def exhaust(self) -> str:
-        """The command of a worker that joins, and then uses more memory than it was promised."""
-
 
 class Local:
     """This machine."""
@@ -90,9 +87,6 @@ class Local:
         raise NotImplementedError
 
     def lose(self, cluster: Cluster, task: str) -> None:
-        raise NotImplementedError
-
-    def exhaust(self) -> str:
         raise NotImplementedError
 
 

@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,7 +46,7 @@ class Refused(Exception):
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
-        self.status = {
+        self.status: Object = {
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},
@@ -231,6 +232,7 @@ class Kube:
         self.address = f"http://127.0.0.1:{self.server.server_port}"
         self.closing = threading.Event()
         self.requests: list[str] = []
+        self.is_away = False
         self.threads = [
             threading.Thread(target=self.server.serve_forever, daemon=True),
             threading.Thread(target=self._control, daemon=True),
@@ -278,6 +280,13 @@ class Kube:
         """The kubelet is cut off: its processes go on and nobody hears of them."""
         self.kubelets[node].alive = False
         self.kubelets[node].lost_at = time.monotonic()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """The API server refuses everybody and ends the watches; the kubelets work on."""
+        self.is_away = True
+        yield
+        self.is_away = False
 
     def restore(self) -> None:
         for name, kubelet in self.kubelets.items():
@@ -403,6 +412,8 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(length)
         self.body: Object = json.loads(raw) if raw else {}
         try:
+            if self.kube.is_away:
+                raise Refused(503, "ServiceUnavailable", "the server is currently unable to handle the request")
             with suppress(BrokenPipeError, ConnectionResetError):
                 answer = method([part for part in url.path.split("/") if part])
                 if answer is not None:
@@ -497,7 +508,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         version = int(self.query.get("resourceVersion") or store.version)
         until = time.monotonic() + float(self.query.get("timeoutSeconds") or 300)
-        while time.monotonic() < until and not self.kube.closing.is_set():
+        while time.monotonic() < until and not self.kube.closing.is_set() and not self.kube.is_away:
             with store.changed:
                 if version < store.oldest:
                     gone = Refused(GONE, "Expired", f"too old resource version: {version} ({store.oldest})")

@@ -14,7 +14,7 @@ from fedsched.executor.backend import TaskBackend
 from fedsched.executor.orders import Programs
 from fedsched.executor.records import Attempt
 from fedsched.executor.slurm import SlurmOptions, SlurmTasks
-from tests.executor.cluster import STAND_IN, Cluster, told_to_run
+from tests.executor.cluster import Cluster, told_to_run
 from tests.waiting import eventually
 
 NODES = ("n1", "n2")
@@ -151,9 +151,6 @@ class OnSlurm:
         daemon = self.slurm.daemons[cluster.record(task).node]
         daemon.send_signal(signal.SIGKILL)
         daemon.wait()
-
-    def exhaust(self) -> str:
-        return f"python {STAND_IN} exhaust"
 
 
 def is_installed() -> bool:

@@ -181,6 +181,8 @@ def main() -> None:
         sys.stdout.flush()
         time.sleep(600)
     else:
+        if role == "say-and-join":
+            sys.stdout.write(f"hello from {os.environ['FEDSCHED_TASK']}\n")
         if role == "leave-daemons":
             leave_daemons(Path(rest[0]))
         take_part()

@@ -70,10 +70,24 @@ def test_the_last_words_are_those_that_matter(log: str, words: str) -> None:
         ("worker-0", {"signal": 11}, "a", Reason.TASK_KILLED, "worker-0 was killed by SIGSEGV: a"),
         ("worker-0", {"signal": 99}, "", Reason.TASK_KILLED, "worker-0 was killed by signal 99"),
         ("worker-0", {}, "", Reason.LOST, "worker-0 is gone and nobody saw how it ended"),
+        (
+            "worker-0",
+            {},
+            "loss 1.5\nslurmstepd-n0: error: Exceeded job memory limit\nslurmstepd-n0: error: *** JOB 3 CANCELLED ***",
+            Reason.OUT_OF_MEMORY,
+            "worker-0 used more memory than it was given: slurmstepd-n0: error: Exceeded job memory limit",
+        ),
+        (
+            "worker-0",
+            {"signal": 15, "reason": Reason.PREEMPTED, "message": "was preempted (Slurm job 3: PREEMPTED)"},
+            "x",
+            Reason.PREEMPTED,
+            "worker-0 was preempted (Slurm job 3: PREEMPTED)",
+        ),
         ("worker-0", {"code": 127, "start_error": "no"}, "", Reason.START_FAILED, "worker-0: no"),
     ],
 )
-def test_each_end_has_its_reason(task: str, fields: dict[str, int], log: str, reason: Reason, message: str) -> None:
+def test_each_end_has_its_reason(task: str, fields: dict[str, object], log: str, reason: Reason, message: str) -> None:
     """Whether another attempt is worth it depends on the reason."""
     record = ExitRecord(pid=1, request="r", ended_s=0.0, **fields)  # type: ignore[arg-type]
 

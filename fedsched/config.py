@@ -29,6 +29,10 @@ from fedsched.policy import plugins
 from fedsched.yamlfile import shown
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+NodeText = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")]
+"""Clusters name their nodes by themselves: host names and addresses are among them."""
 PORT_MAX = 65535
 
 
@@ -56,7 +60,7 @@ class Tree(BaseModel):
 class NodeConfig(Tree):
     """What one node offers; with the local executor a named share of this machine."""
 
-    name: Name
+    name: NodeText
     cpus: float = Field(gt=0, le=CPUS_MAX)
     memory_gb: float = Field(default=4.0, gt=0, le=MEMORY_MAX_GB)
     gpus: float = Field(default=0.0, ge=0, le=GPUS_MAX)

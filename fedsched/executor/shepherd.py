@@ -25,6 +25,7 @@ from typing import IO
 import psutil
 
 from fedsched.core.ids import TaskName
+from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.orders import INTERPRETER
 from fedsched.executor.processes import adopt_orphans, end_children
@@ -50,11 +51,14 @@ class Shepherd:
     Args:
         order: what to run.
         echo: repeat what the task prints, for clusters that keep logs of their own.
+        limit_memory: end the task when it uses more memory than it was given, where the cluster does not.
     """
 
-    def __init__(self, order: TaskOrder, *, echo: bool = False) -> None:
+    def __init__(self, order: TaskOrder, *, echo: bool = False, limit_memory: bool = False) -> None:
         self._order = order
         self._echo = echo
+        self._limit_mib = order.demand.memory_mib if limit_memory else 0
+        self._used_mib = 0
         self._attempt = Attempt.at(Path(order.attempt_dir))
         self._layout = Layout(self._attempt.job_dir.parent.parent)
         self._child: subprocess.Popen[bytes] | None = None
@@ -85,6 +89,10 @@ class Shepherd:
                 code=code if code >= 0 else None,
                 signal=-code if code < 0 else None,
                 oom_killed=code == -signal.SIGKILL and _oom_kills() > kills,
+                reason=Reason.OUT_OF_MEMORY if self._used_mib else Reason.NONE,
+                message=f"used {self._used_mib} MiB of memory; it was given {self._limit_mib}"
+                if self._used_mib
+                else "",
             )
         )
         return code if code >= 0 else 128 - code
@@ -144,7 +152,7 @@ class Shepherd:
                 stdout=subprocess.PIPE if self._echo else log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=die_with(os.getpid()),
             )
         self._child = child
         if child.stdout is not None:
@@ -172,11 +180,19 @@ class Shepherd:
             with suppress(subprocess.TimeoutExpired):
                 code = child.wait(LOOK_S)
                 break
-            if not self._is_wanted():
+            if not self._is_wanted() or self._uses_too_much(child.pid):
                 self._signal(signal.SIGKILL)
             _reap_orphans(child.pid)
         self._end_the_rest(child.pid)
         return code
+
+    def _uses_too_much(self, pid: int) -> bool:
+        if not self._limit_mib:
+            return False
+        used_mib = _resident_mib(pid)
+        if used_mib > self._limit_mib:
+            self._used_mib = used_mib
+        return self._used_mib > 0
 
     def _end_the_rest(self, group: int) -> None:
         """Nothing that the task started outlives it, whatever sessions it made for itself."""
@@ -236,6 +252,17 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
+def _resident_mib(pid: int) -> int:
+    """What a process and all that it started hold in memory; what they share is counted for each."""
+    total = 0
+    with suppress(psutil.Error):
+        leader = psutil.Process(pid)
+        for process in (leader, *leader.children(recursive=True)):
+            with suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total >> 20
+
+
 def _reap_orphans(kept: int) -> None:
     """Collect what daemons of the task left when they ended."""
     for child in psutil.Process().children():
@@ -244,7 +271,8 @@ def _reap_orphans(kept: int) -> None:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
+    """What a new process is to do first, so that it is killed when its `parent` ends."""
     prctl = ctypes.CDLL(None).prctl
 
     def prepare() -> None:
@@ -270,11 +298,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--task", required=True)
     parser.add_argument("--request", required=True)
     parser.add_argument("--echo", action="store_true")
+    parser.add_argument("--limit-memory", action="store_true")
     options = parser.parse_args(arguments)
     order = records.read(TaskOrder, Attempt.at(options.attempt).ordered(TaskName(options.task)))
     if order is None or order.request != options.request:
         return NOT_WANTED
-    return Shepherd(order, echo=options.echo).run()
+    return Shepherd(order, echo=options.echo, limit_memory=options.limit_memory).run()
 
 
 if __name__ == "__main__":

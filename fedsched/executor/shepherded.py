@@ -39,6 +39,8 @@ class Shepherded(ABC):
     """A back end whose tasks the cluster places; see `TaskBackend`. A subclass knows one kind of cluster."""
 
     is_this_machine = False
+    limits_memory = False
+    """The cluster does not keep tasks to the memory that they were given: the shepherds do."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +90,8 @@ class Shepherded(ABC):
         order = replace(order, term=term)
         records.write(attempt.ordered(order.task), order)
         module = ("-m", "fedsched.executor.shepherd", "--attempt", order.attempt_dir)
-        handle = self._submit(order, (*module, "--task", order.task, "--request", order.request))
+        limit = ("--limit-memory",) if self.limits_memory else ()
+        handle = self._submit(order, (*module, "--task", order.task, "--request", order.request, *limit))
         record = TaskRecord(0, "", order.task, order.node, order.seq, order.request, offset, handle)
         try:
             records.write(attempt.task(order.task), record)

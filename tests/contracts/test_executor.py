@@ -1,4 +1,4 @@
-"""What every executor does, wherever its tasks run: one suite for processes, Slurm, Kubernetes and Ray."""
+"""What every executor does, wherever its tasks run: one suite for processes, Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
-PLACES = ["local", "kubernetes", pytest.param("slurm", marks=pytest.mark.xdist_group("slurm"))]
+PLACES = [
+    "local",
+    "kubernetes",
+    pytest.param("slurm", marks=pytest.mark.xdist_group("slurm")),
+]
 
 
 def on(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:

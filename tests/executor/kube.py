@@ -436,9 +436,11 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api"]:
                 return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
             case ["apis"]:
-                return {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
+                return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(name) for name in _MORE]}
+            case ["apis", group, "v1"] if group in _MORE:
+                return {"kind": "APIResourceList", "groupVersion": f"{group}/v1", "resources": _known(_MORE[group])}
             case ["api", "v1"]:
-                return {"kind": "APIResourceList", "groupVersion": "v1", "resources": _RESOURCES}
+                return {"kind": "APIResourceList", "groupVersion": "v1", "resources": [*_RESOURCES, *_known(_CORE)]}
             case ["api", "v1", "namespaces", namespace, "pods", name, "log"]:
                 return self._log(self.kube.store.get("pods", namespace, name))
             case ["api", "v1", "namespaces", namespace, plural, name] if plural in KINDS:
@@ -539,6 +541,27 @@ _RESOURCES = [
     {"name": "services", "singularName": "service", "namespaced": True, "kind": "Service", "verbs": _VERBS},
     {"name": "nodes", "singularName": "node", "namespaced": False, "kind": "Node", "verbs": _VERBS},
 ]
+
+
+_CORE = {
+    "configmaps": "ConfigMap",
+    "serviceaccounts": "ServiceAccount",
+    "persistentvolumeclaims": "PersistentVolumeClaim",
+}
+_MORE = {
+    "apps": {"deployments": "Deployment"},
+    "rbac.authorization.k8s.io": {"roles": "Role", "rolebindings": "RoleBinding"},
+}
+"""Kinds that clients can learn of here; none of them does anything."""
+
+
+def _known(kinds: dict[str, str]) -> list[Object]:
+    return [{"name": name, "namespaced": True, "kind": kind, "verbs": ["create"]} for name, kind in kinds.items()]
+
+
+def _group(name: str) -> Object:
+    version = {"groupVersion": f"{name}/v1", "version": "v1"}
+    return {"name": name, "versions": [version], "preferredVersion": version}
 
 
 def _condition(item: Object, kind: str, status: str, reason: str, message: str) -> None:

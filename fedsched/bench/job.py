@@ -17,7 +17,8 @@ from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import JobSpec, Placement, Range, Reason, Role, TaskPlacement, task_name
 from fedsched.core.resources import Resources
 from fedsched.errors import Failed
-from fedsched.executor.local import LocalExecutor, shut_down
+from fedsched.executor.jobs import JobExecutor
+from fedsched.executor.local import LocalTasks, shut_down
 from fedsched.executor.orders import Programs
 
 DEADLINE_S = 120.0
@@ -46,11 +47,13 @@ class BenchJob:
     def __init__(self, root: Path, load: Load, steps: int, env: tuple[tuple[str, str], ...] = ()) -> None:
         self._root = root
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._executor = LocalExecutor(
+        programs = Programs(launcher_idle_s=60.0)
+        self._executor = JobExecutor(
             post=self._events.put,
             clock=time.time,
             root=root / "cluster",
-            programs=Programs(launcher_idle_s=60.0),
+            tasks=LocalTasks(root / "cluster", programs),
+            programs=programs,
             join_deadline_s=DEADLINE_S,
             scale_deadline_s=DEADLINE_S,
             settle_s=DEADLINE_S,
@@ -118,7 +121,7 @@ class BenchJob:
 
     def close(self) -> None:
         """Leave no process behind."""
-        self._executor.close(stop=True)
+        self._executor.close()
         shut_down(self._root / "cluster", grace_s=1.0)
 
     def _wait_for(self, kind: type[E]) -> E:

@@ -390,9 +390,9 @@ def _coordinate(task: TaskEnvironment, terminated: threading.Event) -> int:
     endpoint = grpc.server(ThreadPoolExecutor(_THREADS_MAX), options=SERVER_OPTIONS)
     add_MembershipServicer_to_server(coordinator, endpoint)
     add_JobControlServicer_to_server(coordinator, endpoint)
-    port = endpoint.add_insecure_port("127.0.0.1:0")
+    port = endpoint.add_insecure_port(f"{task.host}:0")
     endpoint.start()
-    ready = {"address": f"127.0.0.1:{port}", "pid": os.getpid()}
+    ready = {"address": f"{task.host}:{port}", "pid": os.getpid()}
     write_whole(task.attempt_dir / "coordinator.json", json.dumps(ready).encode())
     coordinator.run(terminated)
     result = coordinator.report()

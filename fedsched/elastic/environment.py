@@ -31,6 +31,8 @@ class TaskEnvironment:
     traceparent: str
     trace_file: str
     trace_endpoint: str
+    host: str
+    """Where other tasks of the job reach this one (FEDSCHED_HOST); on one machine that is the machine itself."""
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -78,6 +80,7 @@ def read(environ: Mapping[str, str]) -> TaskEnvironment:
         traceparent=environ.get("TRACEPARENT", ""),
         trace_file=environ.get("FEDSCHED_TRACE_FILE", ""),
         trace_endpoint=environ.get("FEDSCHED_TRACE_ENDPOINT", ""),
+        host=environ.get("FEDSCHED_HOST") or "127.0.0.1",
     )
     if problems:
         raise InvalidInput(

@@ -427,9 +427,9 @@ def _serve(task: TaskEnvironment) -> None:
     )
     endpoint = grpc.server(ThreadPoolExecutor(_THREADS_MAX), options=SERVER_OPTIONS)
     serve(server, endpoint)
-    port = endpoint.add_insecure_port("127.0.0.1:0")
+    port = endpoint.add_insecure_port(f"{task.host}:0")
     endpoint.start()
-    hello = pb.MemberReport(task=task.task, address=f"127.0.0.1:{port}", ready=True, machine=memory.machine())
+    hello = pb.MemberReport(task=task.task, address=f"{task.host}:{port}", ready=True, machine=memory.machine())
     attendance = Attendance(task.coordinator, hello, server.see)
     with tracing.span("task.join", parent=task.traceparent, attributes={"job": task.job_id, "task": task.task}):
         attendance.open()

@@ -113,7 +113,12 @@ def _argv(programs: Programs, spec: JobSpec, task: TaskName) -> tuple[str, ...]:
 def _inherited() -> dict[str, str]:
     """The agent's environment; its interpreter comes first on the PATH."""
     env = dict(os.environ)
-    for name in ("FEDSCHED_COORDINATOR", "FEDSCHED_TASKS", "FEDSCHED_HOST", "TRACESTATE"):  # an agent may itself run inside a task
+    for name in (
+        "FEDSCHED_COORDINATOR",
+        "FEDSCHED_TASKS",
+        "FEDSCHED_HOST",
+        "TRACESTATE",
+    ):  # an agent may itself run inside a task
         env.pop(name, None)
     directory = str(Path(sys.executable).parent)
     env["PATH"] = f"{directory}{os.pathsep}{env['PATH']}" if env.get("PATH") else directory

@@ -20,6 +20,8 @@ LENGTH_MAX_S = 10 * 365 * 86400.0
 class Role(StrEnum):
     """What a task does in its job."""
 
+    __hash__ = str.__hash__  # see `JobPhase`; every task that is placed hashes some
+
     WORKER = "worker"
     PS = "ps"
 

@@ -191,6 +191,11 @@ class _Grant:
         self._counts[role] += 1
         self._taken.add(entry.task)
 
+    def add_all(self, ran: list[TaskPlacement], role: Role) -> None:
+        """The same for tasks that run, whose names are taken anyway."""
+        self.granted += ran
+        self._counts[role] += len(ran)
+
     def drop(self, entry: TaskPlacement, role: Role, *, ran: bool) -> None:
         self.granted.remove(entry)
         self._counts[role] -= 1
@@ -310,13 +315,17 @@ class TentativePlacement:
     def _place(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
         """Place all or nothing: spread by load and, where that runs into a corner, packed exactly."""
         placed: list[tuple[TaskPlacement, Role, bool]] = []
-        for role in roles:
-            entry, stayed = self._place_one(grant, role, allowed)
-            if entry is None:
-                for undone, its_role, had_stayed in reversed(placed):
-                    self._undo(grant, undone, its_role, had_stayed)
-                return len(roles) > 1 and self._pack(grant, roles, allowed)
-            placed.append((entry, role, stayed))
+        for role in (Role.WORKER, Role.PS):
+            count = roles.count(role)
+            stayed = self._stay(grant, role, count, allowed)
+            placed += [(entry, role, True) for entry in stayed]
+            for _ in range(count - len(stayed)):
+                entry = self._place_one(grant, role, allowed)
+                if entry is None:
+                    for undone, its_role, had_stayed in reversed(placed):
+                        self._undo(grant, undone, its_role, had_stayed)
+                    return len(roles) > 1 and self._pack(grant, roles, allowed)
+                placed.append((entry, role, False))
         return True
 
     def _pack(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
@@ -338,24 +347,47 @@ class TentativePlacement:
                     grant.add(TaskPlacement(grant.unused_name(role), name), role)
         return True
 
-    def _place_one(self, grant: _Grant, role: Role, allowed: tuple[str, ...]) -> tuple[TaskPlacement | None, bool]:
+    def _stay(self, grant: _Grant, role: Role, count: int, allowed: tuple[str, ...]) -> list[TaskPlacement]:
+        """Grant up to so many running tasks their places again, where there is still room for them.
+
+        Most tasks of most slots stay, thousands of them on a large cluster, so this is written for speed.
+        """
+        unconfirmed = grant.unconfirmed[role]
+        if not count or not unconfirmed:
+            return []
         rooms, demand = self._rooms, grant.amounts[role]
+        free = rooms.free
         narrowed = allowed != grant.view.accelerators  # else a running task may stay wherever it is
-        for position, entry in enumerate(grant.unconfirmed[role]):
-            if entry.node not in rooms.free or (narrowed and rooms.nodes[entry.node].accelerator not in allowed):
-                continue
-            if rooms.fits(entry.node, demand):
-                del grant.unconfirmed[role][position]
-                rooms.confirm(entry.node, demand)
-                grant.add(entry, role)
-                return entry, True
+        stayed: list[TaskPlacement] = []
+        others: list[TaskPlacement] = []
+        for position, entry in enumerate(unconfirmed):
+            node = entry.node
+            if len(stayed) == count:
+                others += unconfirmed[position:]
+                break
+            if (
+                node in free
+                and (free[node] - demand) & ENOUGH == ENOUGH
+                and not (narrowed and rooms.nodes[node].accelerator not in allowed)
+            ):
+                rooms.confirm(node, demand)
+                stayed.append(entry)
+            else:
+                others.append(entry)
+        grant.unconfirmed[role] = others
+        grant.add_all(stayed, role)
+        return stayed
+
+    def _place_one(self, grant: _Grant, role: Role, allowed: tuple[str, ...]) -> TaskPlacement | None:
+        """A new task, on a node that the rule chooses."""
+        rooms, demand = self._rooms, grant.amounts[role]
         node = rooms.choose(demand, allowed, {entry.node for entry in grant.granted} if self._gathers else ())
         if node is None:
-            return None, False
+            return None
         rooms.take(node, demand)
         entry = TaskPlacement(grant.unused_name(role), node)
         grant.add(entry, role)
-        return entry, False
+        return entry
 
     def _undo(self, grant: _Grant, entry: TaskPlacement, role: Role, stayed: bool) -> None:
         grant.drop(entry, role, ran=stayed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,38 +26,51 @@ TEMPLATE = "report.html.j2"
 CURVE_POINTS = 400
 """Points of a distribution; more would only make the file larger."""
 LANES_SHOWN = 40
-WIDE_IN, HIGH_IN = 7.2, 3.4
-SPENT_COLOURS = ("#cbd5e1", "#fbbf24", "#2563eb", "#dc2626", "#7c3aed")
+GROUPS = 20
+"""Of jobs by their completion times, where single ones would be too many to see."""
+WIDE_IN, HIGH_IN = 7.2, 3.6
+INK, SOFT, AXIS, LINE, WAITING = "#334155", "#475569", "#94a3b8", "#e2e8f0", "#cbd5e1"
+THEMED = {INK: "--ink", SOFT: "--soft", AXIS: "--axis", LINE: "--line", WAITING: "--waiting"}
+"""Colours that the page chooses for light and dark, by what stands for them in a plot; the others suit both."""
+SPENT_COLOURS = (WAITING, "#ca8a04", "#3b82f6", "#dc2626", "#8b5cf6")
 """Of where a job's time goes, in the order of `SPENT`."""
 COLOURS = (
-    "#2563eb",
+    "#3b82f6",
     "#ea580c",
     "#059669",
     "#db2777",
-    "#7c3aed",
+    "#8b5cf6",
     "#0891b2",
     "#ca8a04",
     "#64748b",
     "#dc2626",
-    "#65a30d",
+    "#4d8a0b",
 )
 """Of policies; where there are more they come again, with other lines."""
 LINES = ("-", "--", ":", "-.")
+MARKS = ("o", "s", "D", "^")
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedsched",
-    "font.size": 9,
+    "font.size": 11,
+    "text.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#94a3b8",
-    "axes.labelcolor": "#334155",
+    "axes.edgecolor": AXIS,
+    "axes.labelcolor": INK,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e2e8f0",
-    "xtick.color": "#475569",
-    "ytick.color": "#475569",
+    "grid.color": LINE,
+    "xtick.color": AXIS,
+    "ytick.color": AXIS,
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": SOFT,
     "legend.frameon": False,
+    "legend.fontsize": 10,
 }
+# What the plots' library calls its parts, which would be there once per plot, and what it refers to by a digest.
+PART_ID = re.compile(r' id="[A-Za-z][A-Za-z0-9.]*_\d+"')
+SHARED_ID = re.compile(r'(id="|#)([a-z][0-9a-f]{10})\b')
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,18 @@ class Figure:
     title: str
     svg: str
     caption: str
+    says: str
+    """The same in words, for those who do not see it."""
+
+    def inline(self, number: int) -> str:
+        """To stand in a page as its `number`-th figure: named for screen readers, its ids its own."""
+        svg = SHARED_ID.sub(rf"\1f{number}-\2", PART_ID.sub("", self.svg))
+        for colour, name in THEMED.items():
+            svg = svg.replace(colour, f"var({name})")
+        named = f'role="img" aria-labelledby="t{number} d{number}"'
+        words = f'<title id="t{number}">{escape(self.title)}</title><desc id="d{number}">{escape(self.says)}</desc>'
+        head, rest = svg.split(">", 1)
+        return f"{head} {named}>{words}{rest}"
 
 
 def write_report(path: Path, runs: Sequence[RunResult]) -> None:
@@ -96,7 +123,9 @@ def write_report(path: Path, runs: Sequence[RunResult]) -> None:
         baseline=names.of(arms(runs)[0]) if runs else "",
         clusters=_cluster_rows(runs, names),
         partial=[run for run in runs if run.partial],
-        figures=figures(runs, names),
+        figures=[
+            (figure, figure.inline(number), number) for number, figure in enumerate(figures(runs, names), start=1)
+        ],
     )
     write_whole(path, text.encode())
 
@@ -127,6 +156,11 @@ class Names:
         place = self._place[arm]
         return {"color": COLOURS[place % len(COLOURS)], "linestyle": LINES[place // len(COLOURS) % len(LINES)]}
 
+    def mark(self, arm: Arm) -> dict[str, Any]:
+        """How its points are drawn."""
+        place = self._place[arm]
+        return {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place // len(COLOURS) % len(MARKS)]}
+
 
 def _clock(run: RunResult) -> str:
     return f"slots of {run.slot_length_s:g} s" if run.clock == "slots" else "exact times"
@@ -143,7 +177,9 @@ class ClusterRow:
     """One cluster under one arm, over all of its seeds."""
 
     cluster: str
+    arm: Arm
     name: str
+    """Of the arm."""
     jobs: int
     avg_jct_s: float | None
     avg_queued_s: float
@@ -155,14 +191,14 @@ def _cluster_rows(runs: Sequence[RunResult], names: Names) -> list[ClusterRow]:
     rows = []
     for cluster in clusters:
         for arm in arms(runs):
-            ours = [run for run in runs if Arm(run.experiment, run.policy) == arm]
-            row = _cluster_row(cluster, names.of(arm), ours)
+            ours = _of(runs, arm)
+            row = _cluster_row(cluster, arm, names.of(arm), ours)
             if row is not None:
                 rows.append(row)
     return rows
 
 
-def _cluster_row(cluster: str, name: str, runs: Sequence[RunResult]) -> ClusterRow | None:
+def _cluster_row(cluster: str, arm: Arm, name: str, runs: Sequence[RunResult]) -> ClusterRow | None:
     series = [one for run in runs for one in run.series if one.cluster == cluster]
     if not series:
         return None
@@ -172,6 +208,7 @@ def _cluster_row(cluster: str, name: str, runs: Sequence[RunResult]) -> ClusterR
     queued_s = np.concatenate([run.jobs.spent_s[mask, 0] for run, mask in zip(runs, here, strict=True)])
     return ClusterRow(
         cluster=cluster,
+        arm=arm,
         name=name,
         jobs=sum(int(mask.sum()) for mask in here),
         avg_jct_s=float(jcts_s.mean()) if len(jcts_s) else None,
@@ -189,36 +226,157 @@ def figures(runs: Sequence[RunResult], names: Names) -> list[Figure]:
     if not shown:
         return []
     firsts = _firsts(shown)
-    seed = firsts[0].seed
-    plots = [
+    end_s = max((lane.steps[-1][0] for run in firsts for lane in run.lanes), default=1.0)
+    return [
+        *_time_figures(shown, names),
+        *_level_figures(firsts, names),
+        *_cluster_figures(shown, names),
+        *(_stay(arm, _of(shown, arm), names) for arm in arms(shown)),
+        *(_gantt(run, names, end_s) for run in firsts if run.lanes),
+    ]
+
+
+def _time_figures(runs: Sequence[RunResult], names: Names) -> list[Figure]:
+    """How long jobs take, by policy."""
+    found = arms(runs)
+    summaries = [item for item in summarise(runs) if item.jct_s is not None]
+    made = [
         Figure(
             "Completion times",
-            _draw(lambda axes: _draw_jcts(axes, shown, names)),
+            _draw(lambda axes: _draw_jcts(axes, runs, names)),
             "Share of the jobs of all seeds that were done within a time of their submission; further left is better.",
-        ),
+            "Half of the jobs, and nine of ten, were done within: "
+            + "; ".join(f"{names.of(arm)} {_quantiles(_of(runs, arm))}" for arm in found)
+            + ".",
+        )
+    ]
+    if summaries:
+        made.append(
+            Figure(
+                "Mean completion time",
+                _draw(lambda axes: _draw_means(axes, summaries, names), high_in=1.0 + 0.32 * len(summaries)),
+                "Mean over the seeds, with its 95 % confidence interval where there are several; less is better.",
+                "; ".join(f"{names.of(item.arm)} {_interval(item)}" for item in summaries) + ".",
+            )
+        )
+    compared = differences(runs)
+    if compared:
+        made.append(
+            Figure(
+                f"Difference to {names.of(compared[0].baseline)}",
+                _draw(lambda axes: _draw_differences(axes, compared, names), high_in=1.0 + 0.32 * len(compared)),
+                "Of mean completion times, on the same jobs, with the 95 % confidence interval over seeds.",
+                "; ".join(f"{names.of(item.arm)} {readable(item.jct_s.mean)}" for item in compared) + ".",
+            )
+        )
+    means_s = {arm: np.concatenate([run.jobs.spent_s for run in _of(runs, arm)]).mean(axis=0) for arm in found}
+    made.append(
         Figure(
             "Where the time went",
-            _draw(lambda axes: _draw_spent(axes, shown, names), high_in=0.9 + 0.34 * len(firsts)),
+            _draw(lambda axes: _draw_spent(axes, means_s, names), high_in=1.1 + 0.34 * len(found)),
             "Mean over the jobs of all seeds. A job trains only while it is running.",
-        ),
+            "; ".join(f"{names.of(arm)} {_parts(values)}" for arm, values in means_s.items()) + ".",
+        )
+    )
+    return made
+
+
+def _level_figures(firsts: Sequence[RunResult], names: Names) -> list[Figure]:
+    """How full the clusters are over time, in the first run of each policy."""
+    series = {
+        Arm(run.experiment, run.policy): together(run.series)
+        for run in firsts
+        if run.series and any(len(one.levels) for one in run.series)
+    }
+    if not series:
+        return []
+    seed = firsts[0].seed
+    kind = "GPUs" if any(one.level("gpus").any() for one in series.values()) else "CPU cores"
+
+    def held(one: Series) -> Floats:
+        return one.utilisation * 100
+
+    def queued(one: Series) -> Floats:
+        return one.level("queued")
+
+    return [
         Figure(
             "Utilisation",
-            _draw(lambda axes: _draw_over_time(axes, firsts, names, lambda series: series.utilisation * 100, "% held")),
-            f"Share of the GPUs that tasks held, of the CPU cores where there are no GPUs; seed {seed}.",
+            _draw(lambda axes: _draw_over_time(axes, series, names, held, f"{kind} held, %")),
+            f"Share of the {kind} that tasks held, in all clusters; seed {seed}.",
+            "Mean over time: "
+            + "; ".join(f"{names.of(arm)} {held(one).mean():.0f} %" for arm, one in series.items())
+            + ".",
         ),
         Figure(
             "Queue",
-            _draw(lambda axes: _draw_over_time(axes, firsts, names, lambda series: series.level("queued"), "jobs")),
+            _draw(lambda axes: _draw_over_time(axes, series, names, queued, "waiting jobs")),
             f"Jobs that wait, in all clusters; seed {seed}.",
+            "At most: " + "; ".join(f"{names.of(arm)} {queued(one).max():,.0f}" for arm, one in series.items()) + ".",
         ),
     ]
-    compared = differences(shown)
-    if compared:
-        title = f"Difference to {names.of(compared[0].baseline)}"
-        drawn = _draw(lambda axes: _draw_differences(axes, compared, names), high_in=0.9 + 0.3 * len(compared))
-        caption = "Of mean completion times, on the same jobs, with the 95 % confidence interval over seeds."
-        plots.insert(2, Figure(title, drawn, caption))
-    return plots + [_gantt(run, names) for run in firsts if run.lanes]
+
+
+def _cluster_figures(runs: Sequence[RunResult], names: Names) -> list[Figure]:
+    """The clusters side by side; nothing where there is one."""
+    rows = _cluster_rows(runs, names)
+    clusters = sorted({row.cluster for row in rows})
+    if len(clusters) < 2:
+        return []
+    high_in = 1.2 + 0.3 * len(clusters)
+    slowest = max(rows, key=lambda row: row.avg_jct_s or 0.0)
+    fullest = max(rows, key=lambda row: row.utilisation)
+    unit, size_s = _unit(slowest.avg_jct_s or 1.0)
+
+    def jct(row: ClusterRow) -> float | None:
+        return None if row.avg_jct_s is None else row.avg_jct_s / size_s
+
+    def used(row: ClusterRow) -> float | None:
+        return row.utilisation * 100
+
+    return [
+        Figure(
+            "Completion times by cluster",
+            _draw(
+                lambda axes: _draw_clusters(axes, rows, names, jct, f"mean completion time, {unit}"), high_in=high_in
+            ),
+            "Mean over the jobs of all seeds that ended there.",
+            f"The longest: {readable(slowest.avg_jct_s)}, in {slowest.cluster} under {slowest.name}.",
+        ),
+        Figure(
+            "Utilisation by cluster",
+            _draw(lambda axes: _draw_clusters(axes, rows, names, used, "held, %"), high_in=high_in),
+            "Mean over time and seeds of the share that tasks held.",
+            f"The highest: {fullest.utilisation:.0%}, in {fullest.cluster} under {fullest.name}.",
+        ),
+    ]
+
+
+def _of(runs: Sequence[RunResult], arm: Arm) -> list[RunResult]:
+    return [run for run in runs if Arm(run.experiment, run.policy) == arm]
+
+
+def _quantiles(runs: Sequence[RunResult]) -> str:
+    times_s = np.concatenate([run.jobs.jct_s[run.jobs.succeeded] for run in runs])
+    if not len(times_s):
+        return "none"
+    half_s, most_s = np.quantile(times_s, (0.5, 0.9))
+    return f"{readable(float(half_s))} and {readable(float(most_s))}"
+
+
+def _interval(item: Summary) -> str:
+    assert item.jct_s is not None
+    mean = readable(item.jct_s.mean)
+    if item.jct_s.half is None:
+        return mean
+    return f"{mean} ({readable(item.jct_s.low)} to {readable(item.jct_s.high)})"
+
+
+def _parts(spent_s: Floats) -> str:
+    """Where the time went, in words."""
+    return ", ".join(
+        f"{kind.removesuffix('_s')} {readable(float(value))}" for kind, value in zip(SPENT, spent_s, strict=True)
+    )
 
 
 def _firsts(runs: Sequence[RunResult]) -> list[RunResult]:
@@ -255,8 +413,7 @@ def _unit(longest_s: float) -> tuple[str, float]:
 def _draw_jcts(axes: Axes, runs: Sequence[RunResult], names: Names) -> None:
     times_s: dict[Arm, Floats] = {}
     for arm in arms(runs):
-        ours = [run.jobs.jct_s[run.jobs.succeeded] for run in runs if Arm(run.experiment, run.policy) == arm]
-        times_s[arm] = np.concatenate(ours)
+        times_s[arm] = np.concatenate([run.jobs.jct_s[run.jobs.succeeded] for run in _of(runs, arm)])
     longest_s = max((float(values.max()) for values in times_s.values() if len(values)), default=1.0)
     unit, size_s = _unit(longest_s)
     shares = np.linspace(0, 1, CURVE_POINTS)
@@ -267,21 +424,13 @@ def _draw_jcts(axes: Axes, runs: Sequence[RunResult], names: Names) -> None:
     if shortest_s > 0 and longest_s > 50 * shortest_s:
         axes.set_xscale("log")
     axes.set_xlabel(f"completion time, {unit}")
-    axes.set_ylabel("% of jobs")
+    axes.set_ylabel("share of jobs, %")
     axes.set_ylim(0, 100)
     _legend(axes)
 
 
-def _draw_spent(axes: Axes, runs: Sequence[RunResult], names: Names) -> None:
-    found = arms(runs)
-    means_s = np.array(
-        [
-            np.concatenate(
-                [run.jobs.spent_s for run in runs if Arm(run.experiment, run.policy) == arm],
-            ).mean(axis=0)
-            for arm in found
-        ]
-    )
+def _draw_spent(axes: Axes, spent_s: dict[Arm, Floats], names: Names) -> None:
+    found, means_s = list(spent_s), np.array(list(spent_s.values()))
     unit, size_s = _unit(float(means_s.sum(axis=1).max()))
     left = np.zeros(len(found))
     for column, kind in enumerate(SPENT):
@@ -292,22 +441,61 @@ def _draw_spent(axes: Axes, runs: Sequence[RunResult], names: Names) -> None:
     axes.set_yticks(range(len(found)), [names.of(arm) for arm in found])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(unit)
-    axes.legend(ncols=len(SPENT), loc="lower left", bbox_to_anchor=(0, 1), handlelength=1, columnspacing=1.2)
+    axes.set_xlabel(f"mean time of a job, {unit}")
+    _legend_above(axes, len(SPENT))
 
 
 def _draw_over_time(
-    axes: Axes, runs: Sequence[RunResult], names: Names, of: Callable[[Series], Floats], label: str
+    axes: Axes, series: dict[Arm, Series], names: Names, of: Callable[[Series], Floats], label: str
 ) -> None:
-    series = [(Arm(run.experiment, run.policy), together(run.series)) for run in runs if run.series]
-    unit, size_s = _unit(max((len(one.levels) * one.step_s for _, one in series), default=1.0))
-    for arm, one in series:
+    from matplotlib.ticker import MaxNLocator
+
+    unit, size_s = _unit(max((len(one.levels) * one.step_s for one in series.values()), default=1.0))
+    for arm, one in series.items():
         shown = one.coarser(one.step_s * 2 ** max(0, (len(one.levels) // CURVE_POINTS).bit_length()))
         axes.plot(shown.time_s / size_s, of(shown), label=names.of(arm), linewidth=1.3, **names.look(arm))
-    axes.set_xlabel(unit)
+    axes.set_xlabel(f"time, {unit}")
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(axes)
+
+
+def _draw_means(axes: Axes, summaries: Sequence[Summary], names: Names) -> None:
+    means = [(item.arm, item.jct_s) for item in summaries if item.jct_s is not None]
+    unit, size_s = _unit(max(jct_s.mean for _, jct_s in means))
+    for place, (arm, jct_s) in enumerate(means):
+        axes.barh(place, jct_s.mean / size_s, height=0.55, color=names.look(arm)["color"], alpha=0.35)
+        half = (jct_s.half or 0.0) / size_s
+        axes.errorbar(jct_s.mean / size_s, place, xerr=half, capsize=3, markersize=5, ls="", **names.mark(arm))
+    axes.set_yticks(range(len(means)), [names.of(arm) for arm, _ in means])
+    axes.set_ylim(len(means) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(f"mean completion time, {unit}")
+
+
+def _draw_clusters(
+    axes: Axes, rows: Sequence[ClusterRow], names: Names, of: Callable[[ClusterRow], float | None], label: str
+) -> None:
+    clusters = sorted({row.cluster for row in rows})
+    for arm in dict.fromkeys(row.arm for row in rows):
+        points = [(of(row), clusters.index(row.cluster)) for row in rows if row.arm == arm]
+        known = [(value, place) for value, place in points if value is not None]
+        axes.plot(
+            [value for value, _ in known],
+            [place for _, place in known],
+            linestyle="",
+            markersize=7,
+            alpha=0.8,
+            label=names.of(arm),
+            **names.mark(arm),
+        )
+    axes.set_yticks(range(len(clusters)), clusters)
+    axes.set_ylim(len(clusters) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(label)
     _legend(axes)
 
 
@@ -315,30 +503,69 @@ def _draw_differences(axes: Axes, compared: Sequence[Difference], names: Names) 
     unit, size_s = _unit(max(abs(item.jct_s.mean) + (item.jct_s.half or 0.0) for item in compared))
     for place, item in enumerate(compared):
         half = (item.jct_s.half or 0.0) / size_s
-        colour = names.look(item.arm)["color"]
-        axes.errorbar(item.jct_s.mean / size_s, place, xerr=half, fmt="o", color=colour, capsize=3, markersize=5)
-    axes.axvline(0, color="#334155", linewidth=1)
+        axes.errorbar(
+            item.jct_s.mean / size_s, place, xerr=half, ls="", capsize=3, markersize=6, **names.mark(item.arm)
+        )
+    axes.axvline(0, color=INK, linewidth=1)
     axes.set_yticks(range(len(compared)), [names.of(item.arm) for item in compared])
     axes.set_ylim(len(compared) - 0.5, -0.5)
-    axes.set_xlabel(f"{unit}; left of 0 is faster")
+    axes.set_xlabel(f"difference of mean completion times, {unit}; left of 0 is faster")
 
 
-def _gantt(run: RunResult, names: Names) -> Figure:
+def _stay(arm: Arm, runs: Sequence[RunResult], names: Names) -> Figure:
+    """Where each job's time went: jobs in order of their completion times, in groups where they are many."""
+    stays_s = np.concatenate([run.jobs.spent_s for run in runs])
+    order = np.argsort(stays_s.sum(axis=1), kind="stable")
+    groups = [stays_s[rows].sum(axis=0) for rows in np.array_split(order, min(GROUPS, len(order)))]
+    shares = np.array([values / max(values.sum(), 1e-12) for values in groups]) * 100
+    first, last = shares[0], shares[-1]
+    return Figure(
+        f"Where each job's time went under {names.of(arm)}",
+        _draw(lambda axes: _draw_stay(axes, shares)),
+        f"{len(stays_s):,} jobs of all seeds from the shortest stay (left) to the longest (right), "
+        f"in {len(groups)} groups of equal size: the share of their time that went where.",
+        f"Of the time of the shortest stays {first[0]:.0f} % was spent queued and {first[2]:.0f} % running; "
+        f"of the longest {last[0]:.0f} % queued and {last[2]:.0f} % running.",
+    )
+
+
+def _draw_stay(axes: Axes, shares: Floats) -> None:
+    width = 100 / len(shares)
+    lefts = np.arange(len(shares)) * width
+    below = np.zeros(len(shares))
+    for column, kind in enumerate(SPENT):
+        label = kind.removesuffix("_s")
+        axes.bar(
+            lefts, shares[:, column], width * 0.92, bottom=below, align="edge", color=SPENT_COLOURS[column], label=label
+        )
+        below += shares[:, column]
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, 100)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("jobs by their completion times, %")
+    axes.set_ylabel("share of their time, %")
+    _legend_above(axes, len(SPENT))
+
+
+def _gantt(run: RunResult, names: Names, end_s: float) -> Figure:
     stride = -(-len(run.lanes) // LANES_SHOWN)
     lanes = run.lanes[::stride]
-    drawn = _draw(lambda axes: _draw_lanes(axes, run, stride), high_in=0.9 + 0.17 * len(lanes))
+    drawn = _draw(lambda axes: _draw_lanes(axes, run, stride, end_s), high_in=1.1 + 0.2 * len(lanes))
     some = f"{len(lanes)} of {len(run.jobs):,} jobs" if len(lanes) < len(run.jobs) else "All jobs"
+    most = max((tasks for lane in lanes for _, _, tasks in lane.steps), default=0)
     caption = (
-        f"{some} in order of arrival; seed {run.seed}. The thicker a bar, the more tasks the job held. "
-        "Grey: it waits. Yellow: it starts. Blue: it trains. Red: it is resized. Violet: it is stopped."
+        f"{some} in order of arrival; seed {run.seed}. The thicker a bar, the more tasks the job held, {most:,} at "
+        "most. The axis is the same for all policies."
     )
-    return Figure(f"Allocation under {names.of(Arm(run.experiment, run.policy))}", drawn, caption)
+    last = max(lanes, key=lambda lane: lane.steps[-1][0])
+    says = f"{some}; the last of them, {last.job_id}, ended after {readable(last.steps[-1][0])}."
+    return Figure(f"Allocation under {names.of(Arm(run.experiment, run.policy))}", drawn, caption, says)
 
 
-def _draw_lanes(axes: Axes, run: RunResult, stride: int) -> None:
+def _draw_lanes(axes: Axes, run: RunResult, stride: int, end_s: float) -> None:
     lanes = run.lanes[::stride]
     most = max((tasks for lane in lanes for _, _, tasks in lane.steps), default=1) or 1
-    unit, size_s = _unit(max((lane.steps[-1][0] for lane in lanes), default=1.0))
+    unit, size_s = _unit(end_s)
     bars: dict[str, list[tuple[float, float, float, float]]] = {kind: [] for kind in SPENT}
     for place, lane in enumerate(lanes):
         steps = ((lane.submit_s, SPENT[0], 0), *lane.steps)
@@ -349,12 +576,17 @@ def _draw_lanes(axes: Axes, run: RunResult, stride: int) -> None:
     for colour, kind in zip(SPENT_COLOURS, SPENT, strict=True):
         if bars[kind]:
             lefts, widths, places, heights = zip(*bars[kind], strict=True)
-            axes.barh(places, widths, left=lefts, height=heights, color=colour)
+            axes.barh(places, widths, left=lefts, height=heights, color=colour, label=kind.removesuffix("_s"))
     axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.set_yticks(range(len(lanes)), [lane.job_id for lane in lanes], fontsize=6)
+    axes.set_yticks(range(len(lanes)), [lane.job_id for lane in lanes], fontsize=8)
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(left=0)
-    axes.set_xlabel(unit)
+    axes.set_xlim(0, end_s / size_s)
+    axes.set_xlabel(f"time, {unit}")
+    _legend_above(axes, len(SPENT))
+
+
+def _legend_above(axes: Axes, columns: int) -> None:
+    axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1, columnspacing=1.2)
 
 
 def _legend(axes: Axes) -> None:

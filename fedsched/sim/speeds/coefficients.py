@@ -27,7 +27,7 @@ def _takes_time(coefficients: tuple[float, ...]) -> tuple[float, ...]:
 
 Five = Annotated[tuple[Seconds, Seconds, Seconds, Seconds, Seconds], AfterValidator(_takes_time)]
 """Coefficients a to e of `SpeedCurve`."""
-Six = Annotated[tuple[Seconds, Seconds, Seconds, Seconds, Seconds, Seconds], AfterValidator(_takes_time)]
+Seven = Annotated[tuple[Seconds, Seconds, Seconds, Seconds, Seconds, Seconds, Seconds], AfterValidator(_takes_time)]
 """Coefficients of `ScalingCurve`, in its order."""
 
 
@@ -45,13 +45,13 @@ class AnalyticFile(Tree):
 class ScalingFile(Tree):
     """Scaling curves: seconds per iteration."""
 
-    curves: dict[str, dict[str, Six]] = Field(min_length=1)
+    curves: dict[str, dict[str, Seven]] = Field(min_length=1)
     """By GPU type, then job type."""
 
     def parsed(self) -> dict[str, dict[str, ScalingCurve]]:
         """The curves by GPU type, then job type."""
         return {
-            accelerator: {job_type: ScalingCurve(*six) for job_type, six in by_type.items()}
+            accelerator: {job_type: ScalingCurve(*seven) for job_type, seven in by_type.items()}
             for accelerator, by_type in self.curves.items()
         }
 

@@ -2,15 +2,20 @@
 
 One iteration on `n` GPUs in `k` nodes takes
 
-    compute / n + fixed + [n > 1] sync + [k > 1] network + (n - 1) per_gpu + (k - 1) per_node
+    compute/n + fixed + [n > 1] sync/n + [k > 1] (network/n + shared) + log2(n) per_doubling + log2(k) per_node_doubling
 
-seconds, all coefficients non-negative: work that is divided, work that is not, the price of going from one GPU to
-several and from one node to several, and what every further GPU or node adds. It suits jobs that divide a fixed batch
-over their GPUs as well as those whose GPUs each add one, if the latter count an iteration per GPU.
+seconds, all coefficients non-negative: work that is divided and work that is not, what each GPU's share of an iteration
+takes longer among several GPUs and over several nodes, what all wait for together over several nodes, and what every
+doubling adds, as with reductions along a tree. It suits jobs that divide a fixed batch over their GPUs as well as those
+whose GPUs each add one, if the latter count an iteration per GPU.
+
+Of the forms that were tried (among them prices per GPU in place of doublings, and interpolation between logarithms)
+this one says best what it has not seen: see the head of `coefficients/scaling_fitted.yaml`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
@@ -38,8 +43,9 @@ class ScalingCurve:
     fixed_s: float = 0.0
     sync_s: float = 0.0
     network_s: float = 0.0
-    per_gpu_s: float = 0.0
-    per_node_s: float = 0.0
+    shared_s: float = 0.0
+    per_doubling_s: float = 0.0
+    per_node_doubling_s: float = 0.0
 
     def __call__(self, gpus: float, nodes: int) -> float:
         """Iterations per second; 0 without GPUs. A share of one GPU slows the divided work alone."""
@@ -50,7 +56,9 @@ class ScalingCurve:
 
 def _terms(gpus: float, nodes: int) -> NDArray[np.float64]:
     """What the coefficients multiply."""
-    return np.array([1 / gpus, 1.0, gpus > 1, nodes > 1, max(0.0, gpus - 1), max(0, nodes - 1)], dtype=np.float64)
+    several, spread = gpus > 1, nodes > 1
+    doublings = math.log2(max(1.0, gpus)), math.log2(max(1, nodes))
+    return np.array([1 / gpus, 1.0, several / gpus, spread / gpus, spread, *doublings], dtype=np.float64)
 
 
 def fit_curve(measurements: Sequence[Measurement]) -> ScalingCurve:

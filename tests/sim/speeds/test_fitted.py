@@ -64,6 +64,14 @@ def test_scaling_curves(data_dir: Path) -> None:
         assert errors_within(errors[accelerator], median + 0.1, ninety + 0.1), accelerator
 
 
+def test_scaling_curves_say_what_was_not_measured(data_dir: Path) -> None:
+    """A form with a coefficient per measurement repeats what it was told, and nothing else."""
+    errors = fitted.unseen(data_dir)
+    assert sorted(errors) == sorted(fitted.UNSEEN_ERRORS)
+    for accelerator, (median, ninety) in fitted.UNSEEN_ERRORS.items():
+        assert errors_within(errors[accelerator], median, ninety), accelerator
+
+
 def test_goodput_timings(data_dir: Path) -> None:
     """Goodput is only as good as the iteration times under it."""
     timings = fitted.goodput(data_dir)

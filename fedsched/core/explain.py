@@ -25,6 +25,7 @@ _NEXT_STEPS = {
     Reason.FRAGMENTED: "wait, or submit again with smaller resources per worker so that they fit on single nodes",
     Reason.WAITING_FOR_GANG: "wait, or submit again with a smaller minimum of elastic.workers",
     Reason.POLICY_DEFERRED: "wait for the next slots; the policy gave this one to other jobs",
+    Reason.PREEMPTED: "nothing: it goes on from its checkpoint as soon as it has its place",
     Reason.GUARDRAIL_FALLBACK: "nothing: the heuristic decides until the learned policy answers well again",
     Reason.PENDING_EVALUATION: "wait for the cluster's next slot",
     Reason.USER_ERROR: "read `fedsched logs {id}`, correct the script and submit again",

@@ -47,6 +47,7 @@ from fedsched.core.job import (
     allocation_of,
     next_phase,
 )
+from fedsched.core.moving import renumbered, stuck
 from fedsched.core.observing import VISIBLE, deferred, observe, observe_some, waiting_reason
 from fedsched.core.placement import place
 from fedsched.core.ranking import RankedQueue, demand_of
@@ -158,7 +159,7 @@ class Scheduler:
         for job in active:
             job.adopting = True
             if job.status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
-                job.in_flight, job.leaving = (), job.status.placement
+                job.in_flight, job.leaving, job.target = (), job.status.placement, ()
                 ends_failed = job.status.reason is Reason.TIME_LIMIT
                 job.stopping_for = JobPhase.FAILED if ends_failed else JobPhase.CANCELLED
             self._settle(event.time_s, job)
@@ -203,8 +204,11 @@ class Scheduler:
             self._stop_command(job, reason, checkpoint=outcome is not JobPhase.CANCELLED),
         ]
 
-    def _preempt(self, time_s: float, job: LiveJob, reason: Reason, message: str) -> list[Command]:
-        job.leaving, job.in_flight, job.target = job.held, (), ()
+    def _preempt(
+        self, time_s: float, job: LiveJob, reason: Reason, message: str, target: Placement = ()
+    ) -> list[Command]:
+        """Stop the job; it waits for its next attempt, in `target` if that is known."""
+        job.leaving, job.in_flight, job.target = job.held, (), target
         return [
             self._move(time_s, job, Trigger.PREEMPT, reason, message),
             self._stop_command(job, reason, checkpoint=reason is Reason.PREEMPTED),
@@ -244,7 +248,9 @@ class Scheduler:
         if event.progress is not None:
             self._note_progress(event.time_s, job, event.progress)
         phase = job.status.phase
-        job.adopting, job.in_flight, job.leaving, job.target = False, None, (), ()
+        job.adopting, job.in_flight, job.leaving = False, None, ()
+        if phase is not JobPhase.PREEMPTING:
+            job.target = ()
         if event.reason is Reason.FINISHED:
             command = self._finish(event, job, Trigger.SUCCEEDED, Reason.FINISHED, event.message)
         elif phase is JobPhase.COMPLETING:
@@ -362,6 +368,7 @@ class Scheduler:
             return self._follow_ranks(time_s)
         if state.config.rebuild:
             return self._rebuild(time_s, decision)
+        self._forget_plans(JobPhase.PREEMPTING)
         observation = observe(state)
         budget = place(
             observation,
@@ -392,9 +399,7 @@ class Scheduler:
         """Start whoever is first and fits, stop whoever has to make room."""
         state = self.state
         # What was meant for a job that still waits for tasks to leave is decided anew.
-        for job in state.pick(state.unsettled):
-            if job.status.phase is JobPhase.DISPATCHED:
-                self._aim(job, ())
+        self._forget_plans(JobPhase.DISPATCHED, JobPhase.PREEMPTING)
         rooms = Rooms(state.nodes, state.free_once_settled(), state.config.placement, self._chance)
         starts, stops = self.queue.pass_over(state.jobs, rooms, time_s, preempt=not state.config.keep_running)
         for job, places in starts:
@@ -424,6 +429,12 @@ class Scheduler:
             commands += self._explain(job, *waiting_reason(job, free, partial(fits.__getitem__, demand), chosen))
         return commands
 
+    def _forget_plans(self, *phases: JobPhase) -> None:
+        """Places that an older decision had in mind for jobs which the newest does not know of."""
+        for job in self.state.pick(self.state.unsettled):
+            if job.status.phase in phases:
+                self._aim(job, ())
+
     def _aim(self, job: LiveJob, target: Placement) -> None:
         job.target = target
         if target == job.status.placement:
@@ -444,14 +455,15 @@ class Scheduler:
         if not self.state.leased or self.state.unsure:
             return []
         commands: list[Command] = []
+        shut_in: list[LiveJob] = []
         for job in self.state.pick(self.state.unsettled):
             if job.in_flight is not None or job.adopting:
                 continue
             if job.status.phase is JobPhase.DISPATCHED and self._fits_now(job, job.target):
                 commands += self._start(time_s, job)
             elif job.status.phase is JobPhase.RUNNING:
-                commands += self._resize(time_s, job)
-        return commands
+                commands += self._resize(time_s, job, shut_in)
+        return commands + self._let_out(time_s, shut_in) if shut_in else commands
 
     def _start(self, time_s: float, job: LiveJob) -> list[Command]:
         job.in_flight = job.target
@@ -467,7 +479,8 @@ class Scheduler:
         )
         return [save, StartJob(self.state.term, self._next_seq(), job.spec, job.status.attempt, job.target)]
 
-    def _resize(self, time_s: float, job: LiveJob) -> list[Command]:
+    def _resize(self, time_s: float, job: LiveJob, shut_in: list[LiveJob]) -> list[Command]:
+        """Order what can be done now; a job that can neither move nor shrink goes to `shut_in`."""
         if not job.target:
             return self._preempt(time_s, job, Reason.PREEMPTED, "the policy gave its place to other jobs")
         if self.state.config.rebuild:
@@ -480,7 +493,21 @@ class Scheduler:
         if stay != job.status.placement and self._is_enough(job, stay):
             # Leave first, so that two jobs which wait for each other's places both get them.
             return self._scale(time_s, job, stay)
+        if stay != job.status.placement and not self.state.config.keep_running:
+            shut_in.append(job)
         return []
+
+    def _let_out(self, time_s: float, jobs: list[LiveJob]) -> list[Command]:
+        """Stop those of these jobs that wait for each other's places; they start again in their new ones."""
+        state = self.state
+        free = {name: room for name, room in state.free_once_settled().items() if state.nodes[name].schedulable}
+        commands: list[Command] = []
+        for job in stuck(jobs, free):
+            target = renumbered(job.target)
+            nodes = ", ".join(sorted({entry.node for entry in target}))
+            why = f"moves to {nodes}, where others leave for its own place; it starts again there"
+            commands += self._preempt(time_s, job, Reason.PREEMPTED, why, target)
+        return commands
 
     def _scale(self, time_s: float, job: LiveJob, placement: Placement, reason: Reason = Reason.NONE) -> list[Command]:
         job.in_flight = placement

@@ -10,7 +10,8 @@ effective throughput `sum_t T[j,t] x[j,t]` a policy is an objective over
 * `gavel_makespan`: least H with `throughput[j] >= remaining[j] / H`. Solved for 1/H at once; Gavel's code bisects H.
 
 Each slot is a round: on each type, fastest first, the jobs with the greatest `x / time received since the shares were
-computed` run next, and others where those leave room. Bigger gangs are placed first.
+computed` run next, and others where those leave room; ties go to those whom earlier plans promised more than they got
+(Gavel's deficits). Bigger gangs are placed first.
 
 Departures, most of them because this runs live:
 
@@ -19,7 +20,7 @@ Departures, most of them because this runs live:
 * a gang is the job's minimum; what the gangs leave lets the running jobs grow on their type, in turn. A gang that no
   type can hold has no share, and runs over several types where the others leave room for it;
 * shares are computed anew when jobs, nodes or estimates change, but every `replan_slots` at the soonest, counted in
-  rounds, not seconds. A job that came meanwhile gets what the others leave;
+  rounds, not seconds. A job that came meanwhile gets what the others leave (`wait_for_plan`: nothing, as there);
 * optima are rarely unique, and a corner of the optimal face gives equal jobs unequal shares. The analytic centre of the
   face is taken; Gavel's code takes what its solver returns, which for an interior-point solver is close to it;
 * jobs of higher priority are served first in every round.
@@ -61,6 +62,9 @@ class GavelOptions(Tree):
     """Fewest slots between two computations of the shares. Gavel's simulator: 1920 s in rounds of 360 s."""
     aware: bool = True
     """Whether a type counts by the job's speed on it; else all types count alike, the baseline of Gavel's paper."""
+    wait_for_plan: bool = False
+    """A job that comes between two plans waits for the next one, as in Gavel's simulator; else it gets what the others
+    leave until then."""
     seed: int = 0
     """Of the order in which types are filled where they count alike."""
 
@@ -84,10 +88,28 @@ class _Plan:
     """Shares of time, and what each job had received when they were computed."""
 
     slot: int
+    time_s: float
     basis: tuple[object, ...]
     """What the shares follow from; the same basis gives the same shares."""
+    jobs: frozenset[JobId]
+    """All that were there."""
     shares: Mapping[tuple[JobId, str], float]
     before: Mapping[tuple[JobId, str], float]
+    """Task-seconds received until then."""
+    owed: Mapping[tuple[JobId, str], float]
+    """Seconds that earlier plans promised and their rounds did not bring; negative where they brought more."""
+
+    def received_s(self, view: JobView, kind: str) -> float:
+        """Time on the type since then."""
+        tasks = view.minimum.workers + view.minimum.ps
+        taken_s = dict(view.attained_by).get(kind, 0.0) - self.before.get((view.job_id, kind), 0.0)
+        return max(0.0, round(taken_s / tasks, 6))
+
+    def owed_at(self, view: JobView, kind: str, now_s: float) -> float:
+        """What it owes to the job at this time, with what it took over from the plans before."""
+        pair = (view.job_id, kind)
+        promised_s = self.shares.get(pair, 0.0) * (now_s - self.time_s)
+        return self.owed.get(pair, 0.0) + promised_s - self.received_s(view, kind)
 
 
 class Gavel(ABC):
@@ -120,6 +142,9 @@ class Gavel(ABC):
         types = _types(observation)
         speeds = self._speeds(views, types)
         plan = self._planned(observation, views, types, speeds)
+        if self._options.wait_for_plan:
+            shown = [row for row, view in enumerate(views) if view.job_id in plan.jobs]
+            views, speeds = [views[row] for row in shown], speeds[shown]
         this = _Round(observation, views, types, speeds, plan, budget)
         this.fill(self._type_order(observation.slot, speeds))
         chosen = tuple(sorted((job_id, kind) for job_id, kind in this.chosen.items() if kind))
@@ -156,11 +181,19 @@ class Gavel(ABC):
         plan = self._plan
         if plan and (plan.basis == basis or plan.slot <= observation.slot < plan.slot + self._options.replan_slots):
             return plan
+        owed = {
+            (view.job_id, kind): plan.owed_at(view, kind, observation.time_s) if plan else 0.0
+            for view in views
+            for kind in types.names
+        }
         self._plan = _Plan(
             observation.slot,
+            observation.time_s,
             basis,
+            frozenset(view.job_id for view in views),
             self._shares(views, types, speeds),
             {(view.job_id, kind): taken_s for view in views for kind, taken_s in view.attained_by},
+            owed,
         )
         return self._plan
 
@@ -219,6 +252,7 @@ class _Round:
         budget: Budget,
     ) -> None:
         self._views, self._types, self._speeds, self._budget = views, types, speeds, budget
+        self._plan = plan
         self._lag = _lag(views, types, plan, observation.slot_length_s)
         kinds = {node.name: node.accelerator for node in observation.nodes}
         self.chosen: dict[JobId, str] = {}
@@ -242,9 +276,20 @@ class _Round:
             growing = [view for view in growing if self._grow(view)]
 
     def _queue(self, column: int) -> list[int]:
-        """Jobs that can run on the type, the one that lags most behind its share first, then by arrival."""
-        able = [row for row in range(len(self._views)) if self._speeds[row, column] > 0]
-        return sorted(able, key=lambda row: (-self._views[row].priority, -self._lag[row, column]))
+        """Jobs that can run on the type, the one that lags most behind its share first.
+
+        Ties go to whom earlier plans owe most (to the second: shares are exact to `OPTIMALITY` only), then to the
+        greater share, then by arrival.
+        """
+        kind = self._types.names[column]
+
+        def urgency(row: int) -> tuple[float, ...]:
+            view = self._views[row]
+            pair = (view.job_id, kind)
+            owed_s, share = self._plan.owed.get(pair, 0.0), self._plan.shares.get(pair, 0.0)
+            return (-view.priority, -self._lag[row, column], -round(owed_s), -share)
+
+        return sorted((row for row in range(len(self._views)) if self._speeds[row, column] > 0), key=urgency)
 
     def _start(self, view: JobView, kind: str) -> None:
         if not self._budget.allocation(view.job_id):
@@ -262,12 +307,9 @@ def _lag(views: Sequence[JobView], types: _Types, plan: _Plan, slot_length_s: fl
     """Share over time received since the plan, by job and type; everybody starts with half a round received."""
     result = np.zeros((len(views), len(types.names)))
     for row, view in enumerate(views):
-        taken_s = dict(view.attained_by)
-        tasks = view.minimum.workers + view.minimum.ps
         for column, kind in enumerate(types.names):
-            pair = (view.job_id, kind)
-            received_s = (taken_s.get(kind, 0.0) - plan.before.get(pair, 0.0)) / tasks
-            result[row, column] = plan.shares.get(pair, 0.0) / (slot_length_s / 2 + max(0.0, received_s))
+            share = plan.shares.get((view.job_id, kind), 0.0)
+            result[row, column] = share / (slot_length_s / 2 + plan.received_s(view, kind))
     return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -48,7 +47,8 @@ def job(name: str, speeds: dict[str, float], *, gpus: int = 1, **fields: object)
 def cluster(jobs: list[JobView], slot: int = 0, **gpus: int) -> Observation:
     """One node of each type."""
     nodes = tuple(Node(NodeName(kind), Resources(gpu_milli=1000 * count), kind) for kind, count in gpus.items())
-    return Observation(slot, 360.0, nodes, tuple(sorted(jobs, key=lambda view: (view.arrived_s, view.job_id))))
+    ordered = tuple(sorted(jobs, key=lambda view: (view.arrived_s, view.job_id)))
+    return Observation(slot, 360.0, nodes, ordered, slot * 360.0)
 
 
 def decide(policy: Gavel, seen: Observation, *, keep_running: bool = False) -> Decision:
@@ -252,33 +252,66 @@ def test_gangs_stay_on_one_type_and_no_type_idles_beside_a_job_that_fits(
                 assert not budget.grant(view.job_id, view.workers.minimum, accelerator=accelerator)
 
 
-# Gavel's own simulator.
+# Gavel's own simulator, by its own clock; tests/sim/test_gavel.py has the product's.
 
 
 @pytest.mark.parametrize(
-    ("case", "aware", "average", "median"),
+    ("aware", "theirs", "average", "median", "equal"),
     [
-        # Measured: average 0.03 %, median of the jobs' differences 1.9 %. What is left comes from the shares: Gavel's
-        # solver ends near the centre of the optimal face, not in it, and a job that runs one round later moves others.
-        ("mmf_max_min_fairness_perf", True, 0.02, 0.04),
-        # Measured over the orders of types that 8 seeds draw: average 0.9 to 2.6 %, median 4 to 7 %. All jobs of one
-        # size have equal shares here, so Gavel's order is that of the noise in its solver's answer.
-        ("mmf_max_min_fairness", False, 0.04, 0.09),
+        # Measured: average 0.06 %, median of the jobs' differences 2.0 %. What is left comes from the shares: where the
+        # cluster is not full many are optimal, and Gavel's solver ends somewhere on the face of the optimal ones.
+        (True, False, 0.005, 0.03, 0),
+        # With the shares of that solver: average 0.24 %, median 0, and 65 of 96 jobs equal to the last digit. The
+        # others differ because of ties: jobs of equal shares and histories, whom rounding puts in some order there.
+        (True, True, 0.004, 1e-6, 60),
+        # Blind to types, all jobs of one size have equal shares, so ties are everywhere. Measured: average 1.8 %,
+        # median 4.6 %; over the orders of types that 8 seeds draw, 0.9 to 2.6 % and 4 to 7 %.
+        (False, False, 0.04, 0.09, 0),
+        # With their shares and their order of types: average 0.2 %, median 1.8 %, 5 jobs equal.
+        (False, True, 0.01, 0.03, 3),
     ],
 )
 def test_completion_times_are_those_of_gavels_simulator(
-    golden_dir: Path, data_dir: Path, case: str, aware: bool, average: float, median: float
+    golden_dir: Path, data_dir: Path, aware: bool, theirs: bool, average: float, median: float, equal: int
 ) -> None:
     """Whoever compares with published numbers of Gavel needs this Gavel to be that one."""
     speeds = gavel_rounds.read_speeds(data_dir / "gavel" / "simulation_throughputs.json.gz")
     jobs = gavel_rounds.read_trace(golden_dir / "gavel" / "max_min_fairness.trace")
-    found = gavel_rounds.run(lambda: GavelMaxmin(GavelOptions(aware=aware)), jobs, speeds)
-    with (golden_dir / "gavel" / f"{case}.csv").open() as file:
-        golden = {int(row["job_id"]): float(row["jct_s"]) for row in csv.DictReader(file)}
+    solve = gavel_rounds.recorded_shares(aware) if theirs else None
+    found = gavel_rounds.run(gavel_rounds.AsThere(speeds, aware=aware, solve=solve), jobs, speeds)
+    difference = gavel_rounds.compare(found, golden_dir, aware)
+    assert abs(difference.average) <= average
+    assert difference.median <= median
+    assert difference.equal >= equal
+    assert difference.correlation >= 0.97
 
-    assert found.keys() == golden.keys()
-    ours = np.array([found[number] for number in sorted(golden)])
-    theirs = np.array([golden[number] for number in sorted(golden)])
-    assert abs(ours.mean() / theirs.mean() - 1) <= average
-    assert float(np.median(np.abs(ours / theirs - 1))) <= median
-    assert float(np.corrcoef(ours, theirs)[0, 1]) >= 0.97
+
+# What earlier plans owe.
+
+
+def test_of_equal_claims_the_one_goes_first_that_got_less_than_it_was_promised() -> None:
+    """Twins must not be served in the order of their names, plan after plan."""
+    policy = GavelMaxmin(GavelOptions(replan_slots=3))
+    twins = [job("a", {"k80": 1.0}), job("b", {"k80": 1.0})]
+    ran = []
+    received = {"a": 0.0, "b": 0.0}
+    for slot in range(12):
+        views = [replaced(view, (("k80", received[str(view.job_id)]),) if received[str(view.job_id)] else ())
+                 for view in twins]  # fmt: skip
+        guest = [job(f"guest-{slot}", {"k80": 1e-6}, arrived_s=9.0)]  # somebody else comes, so that it plans anew
+        (name,) = kinds(decide(policy, cluster([*views, *guest], slot, k80=1)))
+        if name in received:
+            received[name] += 360.0
+        ran.append(name)
+    assert abs(ran.count("a") - ran.count("b")) <= 1
+
+
+def test_one_that_comes_between_plans_waits_for_the_next_if_that_is_wanted() -> None:
+    """As Gavel's simulator has it; by default it gets what the others leave."""
+    policy, first = GavelMaxmin(GavelOptions(replan_slots=3, wait_for_plan=True)), job("a", {"k80": 1.0})
+    newcomer = job("b", {"k80": 1.0}, arrived_s=1.0)
+    found = []
+    for slot in range(4):
+        seen = [replaced(first, (("k80", 360.0 * slot),) if slot else ()), *([newcomer] if slot else [])]
+        found.append(kinds(decide(policy, cluster(seen, slot, k80=2))))
+    assert found == [{"a": "k80"}, {"a": "k80"}, {"a": "k80"}, {"a": "k80", "b": "k80"}]

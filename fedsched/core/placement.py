@@ -6,6 +6,7 @@ loaded one (the rule of DL2's reference code, by dominant share instead of a sum
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -15,8 +16,8 @@ from fedsched.core.choosing import Rule, left_over
 from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName, TaskName, stream
-from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
-from fedsched.core.packing import pack
+from fedsched.core.job import TASKS_MAX, Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
+from fedsched.core.packing import pack, times
 from fedsched.core.resources import Resources
 
 FIELD_BITS = 48
@@ -60,6 +61,8 @@ class _Rooms:
         self._kinds = {name: (node.accelerator, node.schedulable, node.capacity) for name, node in self.nodes.items()}
         self._groups: dict[tuple[_Kind, int, int], list[int]] = {}
         """Heaps of indices of nodes, some of which may have left; filled when a node is first chosen."""
+        self._alike: Counter[tuple[_Kind, int]] = Counter()
+        """How many nodes of one kind have as much free; counted when it is first asked for."""
 
     def take(self, node: NodeName, demand: int) -> None:
         self._set(node, self.free[node] - demand, self.soft[node])
@@ -81,7 +84,24 @@ class _Rooms:
     def fits(self, node: NodeName, demand: int) -> bool:
         return (self.free[node] - demand) & ENOUGH == ENOUGH
 
+    def could_hold(self, demand: int, count: int, accelerators: tuple[str, ...]) -> bool:
+        """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
+        if self._rule == "random":
+            return True  # what is drawn for tasks that do not fit is part of a run's story
+        if not self._alike:
+            self._alike.update((self._kinds[name], self.free[name]) for name in self._names)
+        for (kind, free), nodes in self._alike.items():
+            if count <= 0:
+                break
+            if nodes and _takes(kind, accelerators):
+                count -= nodes * _times(free, demand)
+        return count <= 0
+
     def _set(self, node: NodeName, free: int, soft: int) -> None:
+        if self._alike and free != self.free[node]:
+            kind = self._kinds[node]
+            self._alike[kind, self.free[node]] -= 1
+            self._alike[kind, free] += 1
         self.free[node], self.soft[node] = free, soft
         if self._groups:
             heappush(self._groups.setdefault((self._kinds[node], free, soft), []), self._index[node])
@@ -153,6 +173,12 @@ class _Rooms:
 
 def _takes(kind: _Kind, accelerators: tuple[str, ...]) -> bool:
     return kind[1] and (not accelerators or kind[0] in accelerators)
+
+
+@lru_cache(maxsize=65_536)
+def _times(free: int, demand: int) -> int:
+    """How many tasks fit in what is free; any number of those that take nothing."""
+    return max(0, times(_resources(ENOUGH + demand), _resources(free), TASKS_MAX))
 
 
 @lru_cache(maxsize=65_536)
@@ -314,6 +340,10 @@ class TentativePlacement:
 
     def _place(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
         """Place all or nothing: spread by load and, where that runs into a corner, packed exactly."""
+        for role in Role:
+            new = roles.count(role) - len(grant.unconfirmed[role])
+            if new > 0 and not self._rooms.could_hold(grant.amounts[role], new, allowed):
+                return False
         placed: list[tuple[TaskPlacement, Role, bool]] = []
         for role in (Role.WORKER, Role.PS):
             count = roles.count(role)
@@ -333,7 +363,9 @@ class TentativePlacement:
         names = [
             name
             for name, node in self._rooms.nodes.items()
-            if node.schedulable and (not allowed or node.accelerator in allowed)
+            if node.schedulable
+            and (not allowed or node.accelerator in allowed)
+            and any(self._rooms.fits(name, grant.amounts[role]) for role in set(roles))
         ]
         wanted = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         rooms = [_resources(self._rooms.free[name]) for name in names]

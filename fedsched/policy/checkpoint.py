@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
@@ -39,6 +40,32 @@ def digest(arrays: Arrays) -> str:
     return sha.hexdigest()
 
 
+def seal(arrays: Mapping[str, NDArray[Any]], card: Mapping[str, Any]) -> bytes:
+    """A safetensors file of the arrays with a description that `unsealed` can tell to be whole."""
+    text = json.dumps(card, sort_keys=True)
+    # One metadata key only: the format's writer does not promise an order among several.
+    metadata = {"fedsched": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return save_tensors(
+        {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)},
+        {"fedsched": json.dumps(metadata, sort_keys=True)},
+    )
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """The description in a file's contents; safetensors itself reads metadata from files only.
+
+    Raises:
+        ValueError, KeyError, TypeError, struct.error: there is none, or it is not whole.
+    """
+    (length,) = struct.unpack("<Q", data[:8])
+    sealed = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedsched"])
+    text = sealed["fedsched"]
+    if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
+        raise ValueError("the description does not match its checksum")
+    card: dict[str, Any] = json.loads(text)
+    return card
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
     """Weights, their shape and their story."""
@@ -63,17 +90,7 @@ class Checkpoint:
             "digest": self.digest,
             "made": dict(self.made),
         }
-        text = json.dumps(card, sort_keys=True)
-        # One metadata key only: the format's writer does not promise an order among several.
-        metadata = {"fedsched": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-        return save_tensors(
-            {name: np.ascontiguousarray(self.arrays[name]) for name in sorted(self.arrays)},
-            {"fedsched": json.dumps(metadata, sort_keys=True)},
-        )
-
-    def replaced(self, arrays: Arrays, made: Made) -> Checkpoint:
-        """Weights of the same shape with these values and this story."""
-        return Checkpoint(arrays, self.shape, made)
+        return seal(self.arrays, card)
 
     def save(self, path: Path) -> None:
         """Write the file so that a reader never sees a part of it."""
@@ -121,13 +138,8 @@ def from_bytes(data: bytes, origin: str = "received checkpoint") -> Checkpoint:
 
 
 def _card(data: bytes) -> dict[str, Any]:
-    """The metadata, verified; safetensors itself reads metadata from files only."""
-    (length,) = struct.unpack("<Q", data[:8])
-    sealed = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedsched"])
-    text = sealed["fedsched"]
-    if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
-        raise ValueError("the description does not match its checksum")
-    card: dict[str, Any] = json.loads(text)
+    """The metadata, verified."""
+    card = unsealed(data)
     if card["format"] != FORMAT or card["rows"] != ROWS or card["types"] != TYPES:
         raise ValueError(f"made for {card['format']} with {card['rows']} rows and types {card['types']}")
     return card

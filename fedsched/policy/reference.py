@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.ids import JobId
@@ -30,6 +30,19 @@ from fedsched.errors import InvalidInput
 
 Oracle = Callable[[JobView, int, int, float], float]
 """The true speeds: epochs that a job would train with so many workers and parameter servers in so many seconds."""
+
+
+@runtime_checkable
+class Informed(Protocol):
+    """A policy that is told true speeds, so it can decide in simulations only."""
+
+    knows_jobs: bool
+    """Whether it is also told by how much each job is off its type."""
+    unbounded: bool
+    """Whether it only says what is possible: on a cluster with room for all, where nothing but training takes time."""
+
+    def consult(self, oracle: Oracle) -> None:
+        """Ask this for speeds."""
 
 
 class _Reference(ABC):
@@ -190,6 +203,8 @@ class Dl2Optimus(_Reference):
     """
 
     name = "dl2_optimus"
+    knows_jobs = True
+    unbounded = False
 
     def __init__(self, oracle: Oracle | None = None) -> None:
         self._oracle: Oracle = oracle or _nobody_knows

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from fedsched.config import PolicyConfig
 from fedsched.core.decision import Policy
-from fedsched.policy import checkpoint, plugins
+from fedsched.policy import checkpoint, plugins, speed_checkpoint
 from fedsched.policy.dl2 import DL2
+from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 
 HEURISTICS = ("drf", "fifo", "optimus", "srtf")
 """Those that may decide in place of another policy: without options, without memory, quick."""
@@ -25,7 +26,11 @@ def make(config: PolicyConfig) -> Policy:
         CorruptCheckpoint: its weights cannot be used.
         InvalidConfiguration: it cannot be loaded, or its options are wrong.
     """
-    return make_dl2(config) if config.name == DL2.name else plugins.make(config.name, config.options)
+    if config.name == DL2.name:
+        return make_dl2(config)
+    if config.name == LearnedSpeed.name:
+        return make_learned_speed(config)
+    return plugins.make(config.name, config.options)
 
 
 def make_dl2(config: PolicyConfig) -> DL2:
@@ -37,3 +42,18 @@ def make_dl2(config: PolicyConfig) -> DL2:
     path = checkpoint.BUILTIN if config.checkpoint == "builtin" else Path(config.checkpoint)
     first = checkpoint.load(path)
     return DL2(first.arrays, shape=first.shape, seed=config.seed, explore=config.explore)
+
+
+def make_learned_speed(config: PolicyConfig) -> LearnedSpeed:
+    """The policy with the configured statistics of speeds.
+
+    Raises:
+        CorruptCheckpoint: the statistics cannot be used.
+        InvalidConfiguration: its options are wrong.
+    """
+    path = speed_checkpoint.BUILTIN if config.checkpoint == "builtin" else Path(config.checkpoint)
+    options = plugins.options_of(config.name, config.options)
+    assert isinstance(options, LearnedSpeedOptions)
+    if not config.explore:
+        options = options.model_copy(update={"explore": 0.0})
+    return LearnedSpeed(options, speed_checkpoint.load(path).statistics, version=1)

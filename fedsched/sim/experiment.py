@@ -251,6 +251,16 @@ class ExperimentConfig(Tree):
                 elastic = self.workload.shape.elastic
                 return RigidSpeed() if elastic is None else ElasticSpeed(elastic.exponent)
 
+    def typical_speeds(self, seed: int) -> SpeedModel:
+        """The same for jobs that are no different from others of their type.
+
+        Raises:
+            NotFound, InvalidInput: as `speed_model`.
+        """
+        if self.speeds is None:
+            return self.speed_model(seed)
+        return self.speeds.model_copy(update={"noise": 0.0, "stragglers": None}).model(seed, self._folders["speeds"])
+
     @model_validator(mode="after")
     def _slots_are_the_same(self) -> ExperimentConfig:
         if isinstance(self.workload, Dl2Config) and self.workload.slot_length_s != self.slot_length_s:

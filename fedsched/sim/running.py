@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+
+from msgspec import structs
 
 from fedsched.config import PolicyConfig
 from fedsched.core.cluster import Node
@@ -18,15 +20,16 @@ from fedsched.core.job import Allocation, JobStatus
 from fedsched.core.resources import Resources, total
 from fedsched.core.routing import fits
 from fedsched.errors import FedschedError
-from fedsched.policy.reference import Dl2Optimus
+from fedsched.policy.reference import Informed
 from fedsched.policy.registry import heuristic, make
 from fedsched.runtime.loop import Observer
-from fedsched.sim.cluster import Setup
+from fedsched.sim.cluster import Rules, Setup
 from fedsched.sim.deadline import Abandoned, StepDeadline
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.judges import BrokenPromise, Judges
 from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
 from fedsched.sim.results import Collector, Jobs, RunResult
+from fedsched.sim.speeds.costs import Costs
 from fedsched.sim.speeds.oracle import oracle
 from fedsched.sim.workers import INTERRUPTED, Share
 from fedsched.sim.world import World
@@ -37,6 +40,8 @@ KINDS = ("GPU", "core", "GiB")
 """What a load can be scarce of."""
 TOLD = 200
 """How often a run tells, at most, which share of its jobs has ended."""
+UNBOUNDED = 1_000_000
+"""So many times its cluster is there for a policy that only says what is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,37 +127,47 @@ def lost(request: Request, why: str) -> RunResult:
     )
 
 
+NO_POLICIES: Mapping[ClusterName, Policy] = {}
 Hang = Callable[[ClusterName, Sequence[Node]], Observer]
 """Makes the observer of one cluster's loop."""
 
 
-def build(request: Request, watchers: Sequence[Hang], everywhere: Observer) -> World:
+def build(
+    request: Request,
+    watchers: Sequence[Hang],
+    everywhere: Observer,
+    ready: Mapping[ClusterName, Policy] = NO_POLICIES,
+) -> World:
     """The world of a run: the one place that knows how worlds are made.
 
     Args:
         watchers: each gets an observer of its own on every cluster.
         everywhere: sees what all clusters do.
+        ready: policies that exist already, in place of those that the experiment names.
 
     Raises:
         FedschedError: a file that it needs is not there or cannot be used.
     """
     experiment, seed = request.experiment, request.seed
-    speeds, truth = experiment.speed_model(seed), _Truth()
+    speeds, truth, rules = experiment.speed_model(seed), _Truth(), experiment.rules()
     setups = []
     for index, cluster in enumerate(experiment.clusters):
         config = experiment.policies[cluster.policy or request.policy]
-        policy = make_policy(config, seed + index * SEEDS_APART)
-        if isinstance(policy, Dl2Optimus):
-            truth.wanted = True
-            policy.consult(oracle(experiment.estimates.told(speeds, seed), truth.known))
         name, nodes = ClusterName(cluster.name), cluster.all_nodes()
+        policy = ready.get(name) or make_policy(config, seed + index * SEEDS_APART)
+        if isinstance(policy, Informed):
+            truth.wanted = True
+            known = speeds if policy.knows_jobs else experiment.typical_speeds(seed)
+            policy.consult(oracle(experiment.estimates.told(known, seed), truth.known))
+            if policy.unbounded:
+                nodes, rules = _without_bounds(nodes), _without_costs(rules)
         observers = (everywhere, *(hang(name, nodes) for hang in watchers))
         setups.append(Setup(name, nodes, policy, heuristic(config.fallback), observers=observers))
     return World(
         setups,
         truth.remembering(experiment.jobs().draw(seed)),
         speeds,
-        experiment.rules(),
+        rules,
         routing=experiment.routing,
         transfer_gib_per_s=experiment.transfer_gib_per_s,
         seed=seed,
@@ -160,6 +175,17 @@ def build(request: Request, watchers: Sequence[Hang], everywhere: Observer) -> W
         transcribe=request.check,
         over=truth.forget,
     )
+
+
+def _without_bounds(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """For every accelerator type a node with room for whatever may come."""
+    first = {node.accelerator: node for node in reversed(nodes)}
+    whole = total([node.capacity for node in nodes])
+    return tuple(structs.replace(first[kind], capacity=whole * UNBOUNDED) for kind in sorted(first))
+
+
+def _without_costs(rules: Rules) -> Rules:
+    return replace(rules, store_s=0.0, costs=Costs("free"), crowded=False)
 
 
 class _Truth:

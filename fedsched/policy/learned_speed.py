@@ -1,0 +1,356 @@
+"""The policy that learns how fast jobs train and gives each slot to where that is worth most, read top to bottom.
+
+It sees what the agent sees: declared epochs, progress, allocations, observed speeds, capacity. It has no window and no
+weights to be trained by gradient; what it learns are sums (`fedsched.core.speeds`), which clusters can share.
+
+1. *Listen*: what jobs showed since the last slot goes into the sums, each job once a cell.
+2. *Believe*: a Gaussian process a class (`fedsched.policy.speed_model`) says how fast any allocation is and how sure
+   that is. Allocations count as `explore` standard deviations faster than believed, so doubtful ones get tried.
+3. *Weigh*: jobs with little left count more (remaining time to the power of -0.3; short jobs first, but not only), as
+   do those that wait for long, and, with `fairness`, those that were slowed down most.
+4. *Spend*: jumps of any size by marginal value (`fedsched.policy.marginal`). What a job has is worth some more than it
+   yields, because a change costs a pause.
+
+Details that matter:
+
+* A job is believed what it showed itself: with an allocation it has tried its own rate stands for its class's.
+* The first slot after a change says how fast the new allocation is only if slots are long against the change itself.
+* A job that ends within a slot is heard of by the task-seconds it took, else short jobs would never be learned from.
+* Ageing: once a job has held nothing for `patience_slots` its weight doubles every few slots, without bound, so some
+  day it comes first. If running jobs keep their tasks it may still find no room, so after twice that long nobody else
+  starts before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from fedsched.config import Tree
+from fedsched.core.cluster import Node
+from fedsched.core.decision import Budget, Decision, JobView, Observation
+from fedsched.core.ids import JobId, NodeName
+from fedsched.core.job import Allocation, Range, allocation_of
+from fedsched.core.packing import pack
+from fedsched.core.resources import Resources, total
+from fedsched.core.speeds import SpeedCell, SpeedStatistics, SpeedSums, observed
+from fedsched.policy.heuristics import by_arrival
+from fedsched.policy.marginal import LEFT_MIN, Cell, Curve, Wish, amounts, pause, per_unit, spend, urgency
+from fedsched.policy.speed_model import Kind, SpeedModel, Surface
+
+SLOW_MIN = 1e-9
+"""Epochs per second; a slower job (an epoch in thirty years) stood still for a reason of its own."""
+NEW_CELLS = 8
+"""A class that was seen in fewer cells is new: it is explored twice as boldly."""
+DOUBLING_SLOTS = 5
+"""The weight of a job that has waited too long doubles in so many slots."""
+WAITS_MAX = 400
+"""Doublings that are told apart."""
+SETTLING_SLOTS = 20
+"""The first slot after a change counts if it is so many times as long as the change takes."""
+REFITS = 2
+"""Classes whose beliefs are brought up to date in one slot."""
+KINDS_KEPT = 2_000
+"""Kinds of jobs whose curves are remembered."""
+SURE = 0.2
+"""Noise between a class's jobs up to which the class says more of a job than one speed of its own does."""
+OWN_WEIGHT = 2.0
+"""How many speeds of its own a job must have shown to be believed half of what sets it apart from its class."""
+
+
+class LearnedSpeedOptions(Tree):
+    """How it decides."""
+
+    explore: float = Field(default=0.5, ge=0, le=10)
+    """Standard deviations by which doubtful allocations count as faster than believed; 0: no exploration."""
+    learn: bool = True
+    """Whether it goes on learning; without it, it decides by what it was given."""
+    stay: float = Field(default=0.03, ge=0, le=10)
+    """By how much what a job has counts as faster than it is, for a change that nobody needs."""
+    resize_s: float = Field(default=5.0, ge=0)
+    """What a change is reckoned to cost, in seconds of training."""
+    fairness: float = Field(default=0.0, ge=0, le=10)
+    """To this power of how much longer than alone a job takes so far its weight grows; 0: only the mean counts."""
+    patience_slots: int = Field(default=50, ge=1, le=1_000_000)
+    """Slots without anything after which a job's weight grows."""
+    period_s: float = Field(default=7 * 86400.0, gt=0)
+    """What was observed counts half when it is so old."""
+
+
+NOTHING = Allocation()
+_Alike = tuple[Kind, Range, Range, Resources, Resources]
+"""What jobs that share a curve have in common."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of a job that is there."""
+
+    shown: dict[tuple[int, int, str], tuple[float, SpeedCell, SpeedSums]] = field(default_factory=dict)
+    """By workers, parameter servers and accelerator: the speed, and what it counts for."""
+    progress: float = 0.0
+    attained_s: float = 0.0
+    time_s: float = 0.0
+    asked: Allocation = NOTHING
+    """What it was given in the slot before."""
+    idle_slots: int = 0
+    view: JobView | None = None
+
+
+class _Cluster:
+    """What is asked of the nodes again and again."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.nodes = nodes
+        there = [node for node in nodes if node.schedulable]
+        self.capacity = total([node.capacity for node in there])
+        self._of: dict[NodeName, str] = {node.name: node.accelerator for node in nodes}
+        counted = Counter(node.accelerator for node in there)
+        self._common = [kind for kind, _ in sorted(counted.items(), key=lambda entry: (-entry[1], entry[0]))]
+
+    def accelerator(self, view: JobView) -> str:
+        """The type that the job's tasks are on or, where that is none or several, would most likely be on."""
+        if len(self._common) == 1:
+            return self._common[0]
+        held = {self._of[entry.node] for entry in view.placement if entry.node in self._of}
+        if len(held) == 1:
+            return held.pop()
+        wanted = [kind for kind in self._common if not view.accelerators or kind in view.accelerators]
+        return wanted[0] if wanted else ""
+
+    def holds(self, most: int, demand: Resources) -> int:
+        """So many tasks at most, or as many as all nodes together could hold if they are fewer."""
+        pairs = zip(amounts(demand), amounts(self.capacity), strict=True)
+        return min([most, *(int(whole // part) for part, whole in pairs if part)])
+
+
+class LearnedSpeed:
+    """Black-box policy: learned speeds, marginal value.
+
+    Args:
+        options: how it decides.
+        statistics: what is known beforehand; they are not changed.
+        version: theirs.
+    """
+
+    name: ClassVar[str] = "learned_speed"
+    Options = LearnedSpeedOptions
+
+    def __init__(
+        self,
+        options: LearnedSpeedOptions | None = None,
+        statistics: SpeedStatistics | None = None,
+        version: int = 0,
+    ) -> None:
+        self._options = options or LearnedSpeedOptions()
+        self.version = version
+        self._cluster = _Cluster(())
+        self._observed = SpeedStatistics()
+        self._jobs: dict[JobId, _Memory] = {}
+        self._heard: tuple[int, float] | None = None
+        self._curves: dict[_Alike, tuple[Surface, Curve]] = {}
+        self._most: dict[_Alike, tuple[int, int]] = {}
+        """Workers and parameter servers that jobs of a kind can have at most on this cluster."""
+        self.load(statistics or SpeedStatistics())
+
+    @property
+    def observed(self) -> SpeedStatistics:
+        """What it has seen itself since it was made, without what it was given: a cluster's contribution to others."""
+        return self._observed.merged(())
+
+    @property
+    def statistics(self) -> SpeedStatistics:
+        """All that is known by now."""
+        return self._given.merged([self._observed])
+
+    def load(self, statistics: SpeedStatistics) -> None:
+        """From the next slot on know this, besides what was seen here; it takes the place of what was given before."""
+        self._given = statistics.merged(())
+        self._model = SpeedModel(self.statistics)
+        self._curves.clear()
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        """Listen, believe, weigh, spend. Asked again about the same moment it answers the same."""
+        if observation.nodes != self._cluster.nodes or len(self._most) > KINDS_KEPT:
+            self._cluster = _Cluster(observation.nodes)
+            self._curves.clear()
+            self._most.clear()
+        moment = (observation.slot, observation.time_s)
+        if moment != self._heard:
+            self._listen(observation)
+            self._heard = moment
+        views = [view for view in by_arrival(observation.jobs) if not view.pinned]
+        first = self._starved(observation, views)
+        wishes = [
+            self._wish(view, observation)
+            for view in views
+            if first is None or view.placement or view.job_id == first.job_id
+        ]
+        spend(wishes, self._cluster.capacity, budget)
+        decision = Decision(observation.slot, budget.allocations(), self.name, self.version)
+        given = dict(decision.allocations)
+        for view in views:
+            self._jobs[view.job_id].asked = given.get(view.job_id, Allocation())
+        return decision
+
+    # --- Listen
+
+    def _listen(self, observation: Observation) -> None:
+        finished = dict(observation.finished)
+        here = {view.job_id for view in observation.jobs}
+        for job_id in sorted(set(self._jobs) - here):
+            gone = self._jobs.pop(job_id)
+            if self._options.learn and job_id in finished:
+                self._hear_last(gone, finished[job_id], observation)
+        for view in sorted(observation.jobs, key=lambda view: view.job_id):
+            memory = self._jobs.get(view.job_id)
+            if memory is None:
+                memory = self._jobs[view.job_id] = _Memory()
+            elif view.placement or memory.asked:
+                memory.idle_slots = 0
+            else:
+                memory.idle_slots += 1
+            if self._options.learn:
+                self._hear(memory, view, observation)
+            memory.progress, memory.attained_s = view.progress_epochs, view.attained_s
+            memory.time_s, memory.view = observation.time_s, view
+        self._model.refresh(REFITS)
+
+    def _hear(self, memory: _Memory, view: JobView, observation: Observation) -> None:
+        for sample in view.speeds:
+            if sample.workers and sample.epochs_per_s >= SLOW_MIN:
+                at = (sample.workers, sample.ps, sample.accelerator)
+                self._count(memory, view.job_type, at, sample.epochs_per_s, observation.time_s)
+        held, passed_s = allocation_of(view.placement), observation.time_s - memory.time_s
+        done = view.progress_epochs - memory.progress
+        if memory.view is None or held != memory.asked or not held.workers or done <= 0 or not self._long(passed_s):
+            return
+        at = (held.workers, held.ps, self._cluster.accelerator(view))
+        if at not in memory.shown and done / passed_s >= SLOW_MIN:
+            self._count(memory, view.job_type, at, done / passed_s, observation.time_s)
+
+    def _hear_last(self, memory: _Memory, taken_s: float, observation: Observation) -> None:
+        """The job has finished since: the time that it still took tells its last speed, if it was long enough."""
+        view, asked = memory.view, memory.asked
+        if view is None or not asked.workers:
+            return
+        trained_s = (taken_s - memory.attained_s) / (asked.workers + asked.ps)
+        at = (asked.workers, asked.ps, self._cluster.accelerator(view))
+        left = view.remaining_epochs
+        if at not in memory.shown and self._long(trained_s) and left >= view.epochs / 2:
+            self._count(memory, view.job_type, at, left / trained_s, observation.time_s)
+
+    def _long(self, time_s: float) -> bool:
+        return time_s > 0 and time_s >= SETTLING_SLOTS * self._options.resize_s
+
+    def _count(self, memory: _Memory, job_type: str, at: tuple[int, int, str], rate: float, time_s: float) -> None:
+        before = memory.shown.get(at)
+        if before is not None and before[0] == rate:
+            return
+        workers, ps, accelerator = at
+        sums, period = observed(rate), max(0, int(time_s / self._options.period_s))
+        if before is not None and before[1].period == period:
+            cell = before[1]
+            self._observed.replace(cell, before[2], sums)
+        else:
+            cell = SpeedCell(job_type, accelerator, workers, ps, period)
+            self._observed.add(cell, sums)
+        self._model.touch(cell, self._given.at(cell) + self._observed.at(cell))
+        memory.shown[at] = (rate, cell, sums)
+
+    # --- Believe
+
+    def _curve(self, view: JobView) -> tuple[Surface, Curve]:
+        """What is believed of jobs like this one."""
+        kind: Kind = (view.job_type, self._cluster.accelerator(view))
+        key = (kind, view.workers, view.ps, view.worker_demand, view.ps_demand)
+        most = self._most.get(key)
+        if most is None:
+            holds = self._cluster.holds
+            workers, ps = holds(view.workers.maximum, view.worker_demand), holds(view.ps.maximum, view.ps_demand)
+            most = self._most[key] = (max(1, workers), max(1, ps) if view.ps.maximum else 0)
+        surface = self._model.surface(kind, *most)
+        found = self._curves.get(key)
+        if found is None or found[0] is not surface:
+            found = self._curves[key] = (surface, self._curve_of(view, surface, self._cluster.capacity))
+        return found
+
+    def _curve_of(self, view: JobView, surface: Surface, capacity: Resources) -> Curve:
+        beta = self._options.explore * (2 if surface.cells < NEW_CELLS else 1)
+        least, on = view.minimum, surface.grid
+        rates = surface.rates(beta)
+        allowed = (on.workers >= least.workers) & (on.workers <= view.workers.maximum)
+        allowed &= (on.ps >= least.ps) & (on.ps <= view.ps.maximum)
+        workers, ps, rates = on.workers[allowed], on.ps[allowed], rates[allowed]
+        # The job's own limits may lie between what the grid tells apart.
+        for cell in {(least.workers, least.ps), (view.workers.maximum, view.ps.maximum)}:
+            if cell[0] >= 1 and not ((workers == cell[0]) & (ps == cell[1])).any():
+                at = on.nearest(*cell)
+                workers, ps = np.append(workers, cell[0]), np.append(ps, cell[1])
+                rates = np.append(rates, surface.rates(beta)[at])
+        return Curve(workers, ps, rates, per_unit(view.worker_demand, capacity), per_unit(view.ps_demand, capacity))
+
+    # --- Weigh
+
+    def _wish(self, view: JobView, observation: Observation) -> Wish:
+        memory, slot_s = self._jobs[view.job_id], observation.slot_length_s
+        surface, curve = self._curve(view)
+        own, scale = self._own(memory, surface)
+        if not surface.cells and not own and view.expected_s:
+            # Nobody has seen the class; what its user says of the job sets the level.
+            least = curve.index((view.minimum.workers, view.minimum.ps))
+            scale = view.epochs / view.expected_s / float(curve.rates[least])
+        best = max([curve.best * scale, *own.values()])
+        left = max(view.remaining_epochs, LEFT_MIN * view.epochs)
+        left_slots = left / best / slot_s
+        weight = urgency(left_slots)
+        if self._options.fairness:
+            alone_s = max(slot_s, view.epochs / best)
+            slowed = (observation.time_s - view.arrived_s + left / best) / alone_s
+            weight *= max(1.0, slowed) ** self._options.fairness
+        late = memory.idle_slots - self._options.patience_slots
+        if late > 0:
+            weight *= 2.0 ** min(late / DOUBLING_SLOTS, WAITS_MAX)
+        held = allocation_of(view.placement)
+        if held.workers:
+            cell = (held.workers, held.ps)
+            rate = own.get(cell) or float(curve.rates[curve.index(cell)]) * scale
+            own[cell] = rate * (1 + self._options.stay + pause(self._options.resize_s, slot_s, left_slots))
+        return Wish(view, curve, weight, own, scale)
+
+    def _own(self, memory: _Memory, surface: Surface) -> tuple[dict[Cell, float], float]:
+        """What the job itself showed, and how much faster it is than its class where it was not seen."""
+        own: dict[Cell, float] = {}
+        apart = 0.0
+        for (workers, ps, _), (rate, _, _) in memory.shown.items():
+            own[workers, ps] = rate
+            apart += log(rate) - float(surface.mean[surface.grid.nearest(workers, ps)])
+        if not own:
+            return own, 1.0
+        doubt = OWN_WEIGHT * min(1.0, (SURE / max(surface.noise, 1e-9)) ** 2)
+        return own, exp(apart / (len(own) + doubt))
+
+    # --- Ageing
+
+    def _starved(self, observation: Observation, views: Sequence[JobView]) -> JobView | None:
+        """The job that has waited longest of those that have waited far too long and could run on an empty cluster."""
+        waited = [
+            (-self._jobs[view.job_id].idle_slots, view.arrived_s, view.job_id, view)
+            for view in views
+            if self._jobs[view.job_id].idle_slots > 2 * self._options.patience_slots
+        ]
+        for *_, view in sorted(waited, key=lambda entry: entry[:3]):
+            rooms = [
+                node.capacity
+                for node in observation.nodes
+                if node.schedulable and (not view.accelerators or node.accelerator in view.accelerators)
+            ]
+            if pack(rooms, view.worker_demand, view.ps_demand, view.minimum) is not None:
+                return view
+        return None

@@ -1,0 +1,296 @@
+"""How fast jobs of a class train with any allocation, learned from the speeds of a few: one Gaussian process a class.
+
+The process is over (log2 workers, log2 parameter servers) and predicts the logarithm of epochs per second. What it is
+given of a cell is the mean over the jobs that were seen there, with the variance that this many of them leave; that is
+exact, so sums by cell (`fedsched.core.speeds`) are all that needs to be kept, shared and merged.
+
+Details that matter:
+
+* Prior mean: more is faster, until something is known; then what other classes look like (`_Shapes`), a class without
+  parameter servers like those without, one with them like those with. Their differences from each other join the
+  prior's covariance, so that a class that resembles one of them is recognised from few observations.
+* The level of a class is free (a wide constant), as classes differ by orders of magnitude.
+* Noise between jobs in the same cell is estimated over all cells of a class.
+* Forgetting: a period's observations count half as much as those of the period after it.
+* A grid of allocations, fine up to 16 tasks and then 19 % apart, so that kernels are computed once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from fedsched.core.job import TASKS_MAX
+from fedsched.core.speeds import UNIT, SpeedCell, SpeedStatistics, SpeedSums
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LENGTH = 1.5
+"""Of the kernel, in doublings."""
+SPREAD = 0.7
+"""Standard deviation of a class's shape from the prior mean."""
+LEVEL_SPREAD = 4.0
+"""Of a class's level."""
+ROUGHNESS = 0.08
+"""Of what is peculiar to single allocations: measured speeds have peaks that no smooth curve shows."""
+NOISE = 0.05
+"""Between jobs in the same cell, before anything is known of it."""
+NOISE_WEIGHT = 4.0
+"""How many observations that guess is worth."""
+SLOPE = 0.3
+"""Before any class is known: by how much a doubling of either role raises the logarithm of the speed."""
+SLOPE_ALONE = 0.5
+"""The same for workers of jobs without parameter servers."""
+KNOWN_CELLS = 8
+"""From so many cells on, a class's shape says something about classes that are unknown."""
+PRIOR_CLASSES = 1.0
+"""How many known classes the prior mean from before is worth."""
+HALF_LIFE_PERIODS = 1.0
+FORGOTTEN = 8
+"""Periods after which nothing is left of an observation."""
+
+TIERS = (16, 64, 256, 1024, TASKS_MAX)
+
+
+def levels(most: int) -> Ints:
+    """Numbers of tasks that are told apart, up to the tier that `most` belongs to."""
+    tier = next(tier for tier in TIERS if most <= tier)
+    fine = list(range(1, 17))
+    while fine[-1] < tier:
+        fine.append(min(tier, round(fine[-1] * 2**0.25)))
+    return np.array(fine, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Allocations that a class is predicted for."""
+
+    workers_max: int
+    ps_max: int
+    workers: Ints
+    ps: Ints
+    kernel: Floats
+    """Between all of them."""
+    base: Floats
+    """The prior mean before any class is known."""
+    found: dict[tuple[int, int], int] = field(default_factory=dict)
+    """What `nearest` was asked before."""
+
+    def nearest(self, workers: int, ps: int) -> int:
+        """The index of the allocation that stands for this one."""
+        index = self.found.get((workers, ps))
+        if index is None:
+            index = self.found[workers, ps] = self._nearest(workers, ps)
+        return index
+
+    def _nearest(self, workers: int, ps: int) -> int:
+        gap = np.abs(np.log2(self.workers / workers)) + np.abs(_places(self.ps) - _place(ps))
+        return int(np.argmin(gap))
+
+
+def _place(ps: int) -> float:
+    """Where a number of parameter servers lies: none is a doubling before one."""
+    return float(np.log2(ps)) if ps else -1.0
+
+
+def _places(ps: Ints) -> Floats:
+    return np.where(ps > 0, np.log2(np.maximum(ps, 1)), -1.0)
+
+
+@lru_cache(maxsize=16)
+def grid(workers_max: int, ps_max: int) -> Grid:
+    """The grid for classes whose jobs have at most so many tasks; `ps_max` 0: they have no parameter servers."""
+    by_workers = levels(workers_max)
+    by_ps = np.concatenate([[0], levels(ps_max)]) if ps_max else np.array([0])
+    workers, ps = (axis.ravel() for axis in np.meshgrid(by_workers, by_ps, indexing="ij"))
+    x, y = np.log2(workers), _places(ps)
+    distance = np.hypot(x[:, None] - x[None], y[:, None] - y[None]) * (5**0.5 / LENGTH)
+    kernel = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    base = SLOPE * (x + y) if ps_max else SLOPE_ALONE * x
+    return Grid(workers_max, ps_max, workers, ps, kernel, base)
+
+
+def tier_of(most: int) -> int:
+    """What of a maximum a grid depends on."""
+    return next(tier for tier in TIERS if most <= tier) if most else 0
+
+
+Kind = tuple[str, str]
+"""Job type and accelerator type."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surface:
+    """What is believed about a class on its grid, in logarithms of epochs per second."""
+
+    grid: Grid
+    mean: Floats
+    deviation: Floats
+    noise: float
+    """Standard deviation between jobs in the same cell."""
+    cells: int
+    """In which something was observed."""
+
+    def rates(self, beta: float) -> Floats:
+        """Epochs per second, so many standard deviations above the mean."""
+        rates: Floats = np.exp(self.mean + beta * self.deviation)
+        return rates
+
+
+@dataclass(slots=True)
+class _Cell:
+    weight: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, sums: SpeedSums, factor: float) -> None:
+        self.weight += factor * sums.count
+        self.total += factor * sums.total / UNIT
+        self.squares += factor * sums.squares / UNIT**2
+
+
+class SpeedModel:
+    """All classes' surfaces, brought up to date bit by bit.
+
+    Args:
+        statistics: what is known; whoever changes them says so by `touch`.
+    """
+
+    def __init__(self, statistics: SpeedStatistics) -> None:
+        self._cells: dict[Kind, dict[tuple[int, int], dict[int, SpeedSums]]] = {}
+        self._surfaces: dict[tuple[Kind, int, int], Surface] = {}
+        self._shapes = _Shapes()
+        self._stale: dict[Kind, int] = {}
+        self._touches = 0
+        self._newest = 0
+        for cell, sums in statistics:
+            self.touch(cell, sums)
+        # Those with most cells first: their shapes are the others' prior.
+        known = sorted(self._cells, key=lambda kind: (-len(self._cells[kind]), kind))
+        for kind in known:
+            self._teach(kind)
+        self._stale.clear()
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Those of which something is known, sorted."""
+        return sorted(self._cells)
+
+    def touch(self, cell: SpeedCell, sums: SpeedSums) -> None:
+        """A cell's sums are these now."""
+        kind = (cell.job_type, cell.accelerator)
+        periods = self._cells.setdefault(kind, {}).setdefault((cell.workers, cell.ps), {})
+        if sums.count:
+            periods[cell.period] = sums
+        else:
+            periods.pop(cell.period, None)
+        self._newest = max(self._newest, cell.period)
+        self._touches += 1
+        self._stale.setdefault(kind, self._touches)
+
+    def refresh(self, most: int) -> None:
+        """Bring up to date what has waited longest, at most so many classes; the others follow with later calls."""
+        for kind in sorted(self._stale, key=lambda kind: (self._stale[kind], kind))[:most]:
+            del self._stale[kind]
+            for key in [key for key in self._surfaces if key[0] == kind]:
+                del self._surfaces[key]
+            self._teach(kind)
+
+    def surface(self, kind: Kind, workers_max: int, ps_max: int) -> Surface:
+        """What is believed about this class."""
+        key = (kind, tier_of(workers_max), tier_of(ps_max))
+        found = self._surfaces.get(key)
+        if found is None:
+            found = self._surfaces[key] = self._fit(kind, grid(key[1], key[2]), alone=not key[2])
+        return found
+
+    def _teach(self, kind: Kind) -> None:
+        """Let other classes know what this one looks like."""
+        for alone in (True, False):
+            cells = [cell for cell in self._cells[kind] if (cell[1] == 0) == alone]
+            if len(cells) >= (KNOWN_CELLS if not alone else KNOWN_CELLS // 2):
+                fitted = self.surface(kind, TIERS[0], 0 if alone else TIERS[0])
+                self._shapes.learn(kind, alone, fitted.mean)
+
+    def _observations(self, kind: Kind, on: Grid, alone: bool) -> tuple[Ints, Floats, Floats, float, int]:
+        """Where, mean, how many, noise and number of cells."""
+        pooled: dict[int, _Cell] = {}
+        spare, free = NOISE_WEIGHT * NOISE**2, NOISE_WEIGHT
+        for (workers, ps), periods in sorted(self._cells.get(kind, {}).items()):
+            if (ps == 0) != alone and alone:
+                continue
+            cell = pooled.setdefault(on.nearest(workers, ps), _Cell())
+            for period, sums in sorted(periods.items()):
+                age = self._newest - period
+                if age < FORGOTTEN:
+                    cell.add(sums, 0.5 ** (age / HALF_LIFE_PERIODS))
+        seen = {index: cell for index, cell in pooled.items() if cell.weight > 0}
+        for cell in seen.values():
+            if cell.weight > 1:
+                spare += max(0.0, cell.squares - cell.total**2 / cell.weight)
+                free += cell.weight - 1
+        where = np.array(sorted(seen), dtype=np.int64)
+        weight = np.array([seen[index].weight for index in where.tolist()])
+        mean = np.array([seen[index].total / seen[index].weight for index in where.tolist()])
+        return where, mean, weight, float((spare / free) ** 0.5), len(seen)
+
+    def _fit(self, kind: Kind, on: Grid, alone: bool) -> Surface:
+        where, seen, weight, noise, cells = self._observations(kind, on, alone)
+        prior, directions, spread = self._shapes.prior(kind, alone, on)
+        directions = np.concatenate([directions, np.full((1, len(prior)), LEVEL_SPREAD)])
+        variance = spread**2 + ROUGHNESS**2 + (directions**2).sum(axis=0)
+        if not cells:
+            # Nothing is known of the level; what differs between allocations is all that matters.
+            between = np.sqrt(np.maximum(variance - LEVEL_SPREAD**2, 0.0))
+            return Surface(on, prior, between, noise, 0)
+        here = directions[:, where]
+        among = spread**2 * on.kernel[np.ix_(where, where)] + here.T @ here
+        among[np.diag_indices_from(among)] += ROUGHNESS**2 + noise**2 / weight
+        across = spread**2 * on.kernel[:, where] + directions.T @ here
+        across[where, np.arange(len(where))] += ROUGHNESS**2
+        factor = cho_factor(among, lower=True, check_finite=False)
+        solved = cho_solve(factor, across.T, check_finite=False)
+        mean = prior + (seen - prior[where]) @ solved
+        left = variance - np.einsum("ij,ji->i", across, solved)
+        return Surface(on, mean, np.sqrt(np.maximum(left, 0.0)), noise, cells)
+
+
+class _Shapes:
+    """What known classes look like, apart from their levels: the prior of the others."""
+
+    def __init__(self) -> None:
+        self._known: dict[bool, dict[Kind, Floats]] = {True: {}, False: {}}
+
+    def learn(self, kind: Kind, alone: bool, mean: Floats) -> None:
+        """A class's belief on the smallest grid."""
+        self._known[alone][kind] = mean - mean.mean()
+
+    def prior(self, kind: Kind, alone: bool, on: Grid) -> tuple[Floats, Floats, float]:
+        """Mean, directions in which classes differ from it, and the spread around these."""
+        small = grid(TIERS[0], 0 if alone else TIERS[0])
+        others = [shape for name, shape in sorted(self._known[alone].items()) if name != kind]
+        base = small.base - small.base.mean()
+        if not others:
+            return on.base, np.zeros((0, len(on.base))), SPREAD
+        shapes = np.array(others)
+        mean = (PRIOR_CLASSES * base + shapes.sum(axis=0)) / (PRIOR_CLASSES + len(shapes))
+        differences = (shapes - mean) / (len(shapes) + PRIOR_CLASSES) ** 0.5
+        # With every class the rest that none of them explains becomes smaller.
+        spread = SPREAD / (1 + 0.25 * min(len(shapes), 8)) ** 0.5
+        index = _onto(on.workers_max, on.ps_max)
+        beyond = on.base - small.base[index]
+        return mean[index] + beyond, differences[:, index], spread
+
+
+@lru_cache(maxsize=16)
+def _onto(workers_max: int, ps_max: int) -> Ints:
+    """For each allocation of a grid the nearest one of the smallest."""
+    on, small = grid(workers_max, ps_max), grid(TIERS[0], min(TIERS[0], ps_max))
+    most = TIERS[0]
+    tasks = zip(np.minimum(on.workers, most).tolist(), np.minimum(on.ps, most).tolist(), strict=True)
+    return np.array([small.nearest(workers, ps) for workers, ps in tasks])

@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Measure what things cost here.", no_args_is_help=True, rich_markup_mode=None)
     group.command()(core)
     group.command()(sim)
+    group.command()(decision)
     group.command()(scaling)
     group.command()(training)
     app.add_typer(group, name="bench")
@@ -141,4 +142,28 @@ def training(
                     f"{result.wire_bytes_ratio:.3f}",
                 )
             ],
+        )
+
+
+def decision(
+    policies: Annotated[str, typer.Option(help="Policies to measure, with commas between them.")] = "",
+    slots: Annotated[int, typer.Option(min=2, help="Decisions of each.")] = 300,
+    output: Output = Format.TABLE,
+) -> None:
+    """Measure how long policies take to decide a slot, in CPU time of one core.
+
+    On two clusters of DL2's servers that stay full of jobs; places for what is granted are found meanwhile.
+    """
+    import os
+
+    # Before numpy is loaded: threads of its own would be timed too.
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    from fedsched.sim.decision_pace import POLICIES, measure
+
+    names = tuple(name.strip() for name in policies.split(",") if name.strip()) or POLICIES
+    paces = measure(names, slots=slots)
+    if not emit({"cases": paces}, output, [f"{pace.policy}/{pace.jobs}" for pace in paces]):
+        table(
+            ("JOBS", "SERVERS", "POLICY", "P50", "P99"),
+            [(pace.jobs, pace.servers, pace.policy, f"{pace.p50_ms:.2f}ms", f"{pace.p99_ms:.2f}ms") for pace in paces],
         )

@@ -6,7 +6,6 @@ loaded one (the rule of DL2's reference code, by dominant share instead of a sum
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -41,6 +40,10 @@ def _resources(free: int) -> Resources:
 
 _Kind = tuple[str, bool, Resources]
 """What of a node does not change within a slot: accelerator, whether it takes tasks, capacity."""
+_Group = tuple[int, int, int]
+"""Number of the kind, what is free and what of that is soft."""
+_Grade = tuple[bool, int, tuple[float, ...]]
+"""Whether a running task would have to go, how little the accelerator is liked, and the rule's rank."""
 
 
 class _Rooms:
@@ -58,11 +61,20 @@ class _Rooms:
         self.soft = dict.fromkeys(self.nodes, 0)
         self._names = list(self.nodes)
         self._index = {name: index for index, name in enumerate(self._names)}
-        self._kinds = {name: (node.accelerator, node.schedulable, node.capacity) for name, node in self.nodes.items()}
-        self._groups: dict[tuple[_Kind, int, int], list[int]] = {}
-        """Heaps of indices of nodes, some of which may have left; filled when a node is first chosen."""
-        self._alike: Counter[tuple[_Kind, int]] = Counter()
-        """How many nodes of one kind have as much free; counted when it is first asked for."""
+        kinds = {name: (node.accelerator, node.schedulable, node.capacity) for name, node in self.nodes.items()}
+        self._every_kind = list(dict.fromkeys(kinds.values()))
+        number = {kind: at for at, kind in enumerate(self._every_kind)}
+        self._kinds = {name: number[kind] for name, kind in kinds.items()}
+        self._group_of: dict[NodeName, _Group] = {}
+        self._sizes: dict[_Group, int] = {}
+        """How many nodes are in each group; empty ones are left out."""
+        self._members: dict[_Group, list[int]] = {}
+        """Heaps of indices of nodes, some of which may have left."""
+        self._graded: dict[tuple[int, tuple[str, ...]], dict[_Group, _Grade]] = {}
+        """By demand and accelerators that will do: all groups with room, with their grades; the lowest is best."""
+        self._moved = dict.fromkeys(self._names)
+        """Nodes that are in another group than is noted. Noting it can wait until somebody looks for a node, which
+        most grants do not: they confirm what runs."""
 
     def take(self, node: NodeName, demand: int) -> None:
         self._set(node, self.free[node] - demand, self.soft[node])
@@ -88,23 +100,46 @@ class _Rooms:
         """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
         if self._rule == "random":
             return True  # what is drawn for tasks that do not fit is part of a run's story
-        if not self._alike:
-            self._alike.update((self._kinds[name], self.free[name]) for name in self._names)
-        for (kind, free), nodes in self._alike.items():
+        self._note()
+        for (kind, free, _), nodes in self._sizes.items():
             if count <= 0:
                 break
-            if nodes and _takes(kind, accelerators):
+            if _takes(self._every_kind[kind], accelerators):
                 count -= nodes * _times(free, demand)
         return count <= 0
 
     def _set(self, node: NodeName, free: int, soft: int) -> None:
-        if self._alike and free != self.free[node]:
-            kind = self._kinds[node]
-            self._alike[kind, self.free[node]] -= 1
-            self._alike[kind, free] += 1
         self.free[node], self.soft[node] = free, soft
-        if self._groups:
-            heappush(self._groups.setdefault((self._kinds[node], free, soft), []), self._index[node])
+        self._moved[node] = None
+
+    def _note(self) -> None:
+        sizes = self._sizes
+        for name in self._moved:
+            group = (self._kinds[name], self.free[name], self.soft[name])
+            before = self._group_of.get(name)
+            if group == before:
+                continue
+            if before is not None:
+                sizes[before] -= 1
+                if not sizes[before]:
+                    self._retire(before)
+            self._group_of[name] = group
+            if group not in sizes:
+                sizes[group], self._members[group] = 0, []
+                self._introduce(group)
+            sizes[group] += 1
+            heappush(self._members[group], self._index[name])
+        self._moved.clear()
+
+    def _introduce(self, group: _Group) -> None:
+        for (demand, accelerators), graded in self._graded.items():
+            if self._would_take(group, demand, accelerators):
+                graded[group] = self._grade(group, demand, accelerators)
+
+    def _retire(self, group: _Group) -> None:
+        del self._sizes[group], self._members[group]
+        for graded in self._graded.values():
+            graded.pop(group, None)
 
     def choose(self, demand: int, accelerators: tuple[str, ...], own: Collection[NodeName] = ()) -> NodeName | None:
         """A node with room by the rule, before any that would push a running task from its place.
@@ -114,61 +149,60 @@ class _Rooms:
         """
         if self._rule == "random":
             return self._choose_any(demand, accelerators)
-        found = [
-            (*self._grade(group, demand, accelerators), True, *self._rank(group, demand), first)
-            for group, first in self._fitting(demand, accelerators)
+        self._note()
+        mine = [
+            (self._grade(group, demand, accelerators), self._index[name])
+            for name, group in ((name, self._group_of[name]) for name in own if name in self._index)
+            if self._would_take(group, demand, accelerators)
         ]
-        if self._rule == "consolidate":
-            for name in own:
-                if name not in self.nodes:
-                    continue  # it is lost, and the job's minimum still counts as being there
-                group = (self._kinds[name], self.free[name], self.soft[name])
-                if _takes(group[0], accelerators) and self.fits(name, demand):
-                    graded = self._grade(group, demand, accelerators)
-                    found.append((*graded, False, *self._rank(group, demand), self._index[name]))
-        return self._names[int(min(found)[-1])] if found else None
+        others = self._best_group(demand, accelerators)
+        if not mine:
+            return self._names[others[1]] if others is not None else None
+        best = min(mine)
+        assert others is not None  # its own nodes are among them
+        # Of equal grades but for the rank, a node that the job is on already comes first.
+        return self._names[best[1] if best[0][:2] <= others[0][:2] else others[1]]
+
+    def _best_group(self, demand: int, accelerators: tuple[str, ...]) -> tuple[_Grade, int] | None:
+        """The best grade, and the first node that has it."""
+        graded = self._graded.get((demand, accelerators))
+        if graded is None:
+            graded = self._graded[demand, accelerators] = {
+                group: self._grade(group, demand, accelerators)
+                for group in self._sizes
+                if self._would_take(group, demand, accelerators)
+            }
+        if not graded:
+            return None
+        best = min(graded.values())
+        return best, min(self._first(group) for group, grade in graded.items() if grade == best)
+
+    def _first(self, group: _Group) -> int:
+        members, names, group_of = self._members[group], self._names, self._group_of
+        while group_of[names[members[0]]] != group:
+            heappop(members)
+        return members[0]
 
     def _choose_any(self, demand: int, accelerators: tuple[str, ...]) -> NodeName | None:
         best: tuple[bool, int, float, NodeName] | None = None
         for name in self._names:
-            if _takes(self._kinds[name], accelerators) and self.fits(name, demand):
-                group = (self._kinds[name], self.free[name], self.soft[name])
-                graded = (*self._grade(group, demand, accelerators), self._chance.random(), name)
-                best = graded if best is None or graded < best else best
+            group = (self._kinds[name], self.free[name], self.soft[name])
+            if self._would_take(group, demand, accelerators):
+                grade = (*self._grade(group, demand, accelerators)[:2], self._chance.random(), name)
+                best = grade if best is None or grade < best else best
         return best[-1] if best is not None else None
 
-    def _fitting(self, demand: int, accelerators: tuple[str, ...]) -> list[tuple[tuple[_Kind, int, int], int]]:
-        """Groups of nodes with room, each with the index of its first node."""
-        if not self._groups:
-            for index, name in enumerate(self._names):
-                self._groups.setdefault((self._kinds[name], self.free[name], self.soft[name]), []).append(index)
-        found, empty = [], []
-        for group, members in self._groups.items():
-            kind, free, soft = group
-            if (free - demand) & ENOUGH != ENOUGH or not _takes(kind, accelerators):
-                continue
-            while members and not self._belongs(members[0], free, soft):
-                heappop(members)
-            if members:
-                found.append((group, members[0]))
-            else:
-                empty.append(group)
-        for group in empty:
-            del self._groups[group]
-        return found
+    def _would_take(self, group: _Group, demand: int, accelerators: tuple[str, ...]) -> bool:
+        return (group[1] - demand) & ENOUGH == ENOUGH and _takes(self._every_kind[group[0]], accelerators)
 
-    def _belongs(self, index: int, free: int, soft: int) -> bool:
-        name = self._names[index]
-        return self.free[name] == free and self.soft[name] == soft
-
-    def _grade(self, group: tuple[_Kind, int, int], demand: int, accelerators: tuple[str, ...]) -> tuple[bool, int]:
-        (accelerator, _, _), free, soft = group
-        return (free - soft - demand) & ENOUGH != ENOUGH, _preference(accelerator, accelerators)
-
-    def _rank(self, group: tuple[_Kind, int, int], demand: int) -> tuple[float, ...]:
+    def _grade(self, group: _Group, demand: int, accelerators: tuple[str, ...]) -> _Grade:
+        kind, free, soft = group
+        accelerator, _, capacity = self._every_kind[kind]
         if self._rule == "spread":
-            return (_share_with(group[0][2], group[1], demand),)
-        return left_over(_resources(group[1]))
+            rank: tuple[float, ...] = (_share_with(capacity, free, demand),)
+        else:
+            rank = left_over(_resources(free))
+        return (free - soft - demand) & ENOUGH != ENOUGH, _preference(accelerator, accelerators), rank
 
 
 def _takes(kind: _Kind, accelerators: tuple[str, ...]) -> bool:

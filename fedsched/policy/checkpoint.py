@@ -92,6 +92,10 @@ class Checkpoint:
         }
         return seal(self.arrays, card)
 
+    def replaced(self, arrays: Arrays, made: Made) -> Checkpoint:
+        """Weights of the same shape with these values and this story."""
+        return Checkpoint(arrays, self.shape, made)
+
     def save(self, path: Path) -> None:
         """Write the file so that a reader never sees a part of it."""
         write_whole(path, self.to_bytes())

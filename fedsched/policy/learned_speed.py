@@ -41,7 +41,19 @@ from fedsched.core.packing import pack
 from fedsched.core.resources import Resources, total
 from fedsched.core.speeds import SpeedCell, SpeedStatistics, SpeedSums, observed
 from fedsched.policy.heuristics import by_arrival
-from fedsched.policy.marginal import LEFT_MIN, Cell, Curve, Wish, amounts, pause, per_unit, spend, urgency
+from fedsched.policy.marginal import (
+    LEFT_MIN,
+    Cell,
+    Curve,
+    Step,
+    Wish,
+    amounts,
+    pause,
+    per_unit,
+    spend,
+    staircase,
+    urgency,
+)
 from fedsched.policy.speed_model import Kind, SpeedModel, Surface
 
 SLOW_MIN = 1e-9
@@ -100,6 +112,9 @@ class _Memory:
     asked: Allocation = NOTHING
     """What it was given in the slot before."""
     idle_slots: int = 0
+    asked_of: tuple[Curve, float, dict[Cell, float], Cell] | None = None
+    """What `steps` were made of."""
+    steps: tuple[Step, ...] = ()
     view: JobView | None = None
 
 
@@ -188,11 +203,11 @@ class LearnedSpeed:
         views = [view for view in by_arrival(observation.jobs) if not view.pinned]
         first = self._starved(observation, views)
         wishes = [
-            self._wish(view, observation)
+            self._wish(view, observation, budget)
             for view in views
             if first is None or view.placement or view.job_id == first.job_id
         ]
-        spend(wishes, self._cluster.capacity, budget)
+        spend(wishes, observation.jobs, self._cluster.capacity, budget)
         decision = Decision(observation.slot, budget.allocations(), self.name, self.version)
         given = dict(decision.allocations)
         for view in views:
@@ -298,7 +313,7 @@ class LearnedSpeed:
 
     # --- Weigh
 
-    def _wish(self, view: JobView, observation: Observation) -> Wish:
+    def _wish(self, view: JobView, observation: Observation, budget: Budget) -> Wish:
         memory, slot_s = self._jobs[view.job_id], observation.slot_length_s
         surface, curve = self._curve(view)
         own, scale = self._own(memory, surface)
@@ -307,22 +322,23 @@ class LearnedSpeed:
             least = curve.index((view.minimum.workers, view.minimum.ps))
             scale = view.epochs / view.expected_s / float(curve.rates[least])
         best = max([curve.best * scale, *own.values()])
-        left = max(view.remaining_epochs, LEFT_MIN * view.epochs)
-        left_slots = left / best / slot_s
-        weight = urgency(left_slots)
+        left_s = max(view.remaining_epochs, LEFT_MIN * view.epochs) / best
+        weight = urgency(left_s / slot_s)
         if self._options.fairness:
             alone_s = max(slot_s, view.epochs / best)
-            slowed = (observation.time_s - view.arrived_s + left / best) / alone_s
-            weight *= max(1.0, slowed) ** self._options.fairness
+            weight *= max(1.0, (observation.time_s - view.arrived_s + left_s) / alone_s) ** self._options.fairness
         late = memory.idle_slots - self._options.patience_slots
         if late > 0:
             weight *= 2.0 ** min(late / DOUBLING_SLOTS, WAITS_MAX)
-        held = allocation_of(view.placement)
+        held, have = allocation_of(view.placement), budget.allocation(view.job_id)
         if held.workers:
             cell = (held.workers, held.ps)
             rate = own.get(cell) or float(curve.rates[curve.index(cell)]) * scale
-            own[cell] = rate * (1 + self._options.stay + pause(self._options.resize_s, slot_s, left_slots))
-        return Wish(view, curve, weight, own, scale)
+            own[cell] = rate * (1 + self._options.stay + pause(self._options.resize_s, slot_s, left_s / slot_s))
+        same = (curve, scale, own, (have.workers, have.ps))
+        if memory.asked_of != same:
+            memory.asked_of, memory.steps = same, staircase(curve, own, scale, same[3])[1]
+        return Wish(view, curve, weight, memory.steps)
 
     def _own(self, memory: _Memory, surface: Surface) -> tuple[dict[Cell, float], float]:
         """What the job itself showed, and how much faster it is than its class where it was not seen."""

@@ -5,9 +5,10 @@ parameter servers, so single steps stall (the loss of Optimus's rule). A jump is
 
     (rate after - rate before) / best rate  *  weight  /  dominant share of what it takes,
 
-and of one job's jumps the best ones form a staircase that does not depend on other jobs. So all staircases are computed
-at once, their steps are sorted, and each step is one grant. Where there is no room for a step the job takes the best
-smaller one that fits.
+and of one job's jumps the best ones form a staircase that does not depend on other jobs and hardly changes from slot to
+slot. So the steps of all staircases are sorted, and counted out against what the cluster has as a whole; then each job
+is granted at once what came of that. Where there is no room for a step, on the whole or on any node, the job takes the
+best smaller one that there is room for.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from fedsched.core.resources import Resources
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-STEPS_MAX = 12
+STEPS_MAX = 8
 """Steps of a staircase; the last ones are hardly worth anything."""
 TRIES_MAX = 3
-"""How often a job that was refused a step asks for a smaller one."""
+"""How often a job that found no places asks for less."""
 SHARE_MIN = 1e-9
 """A jump that takes nothing the cluster has is still not infinitely good."""
 
@@ -41,6 +42,7 @@ LEFT_MIN = 0.02
 HORIZON_SLOTS = 10
 """An allocation is expected to last for so many slots, or as long as the job."""
 
+NOTHING = Allocation()
 Cell = tuple[int, int]
 """Workers and parameter servers."""
 
@@ -84,12 +86,17 @@ class Curve:
     ps_share: Floats
     best: float = field(init=False)
     """The highest rate."""
-    stairs: tuple[int, ...] = field(init=False)
-    """Indices of the allocations that lie on the staircase from nothing."""
+    stairs: tuple[tuple[int, int, float], ...] = field(init=False)
+    """Workers, parameter servers and rate of the allocations on the staircase from nothing."""
 
     def __post_init__(self) -> None:
         self.best = float(self.rates.max())
         self._found: dict[Cell, int] = {}
+        self._shares = [
+            (worker, ps)
+            for worker, ps in zip(self.worker_share.tolist(), self.ps_share.tolist(), strict=True)
+            if worker or ps
+        ]
         self.stairs = self._climb()
 
     def index(self, cell: Cell) -> int:
@@ -105,22 +112,68 @@ class Curve:
 
     def taken(self, workers: Ints, ps: Ints) -> Floats:
         """Dominant share of so many tasks."""
-        shares = np.multiply.outer(workers, self.worker_share) + np.multiply.outer(ps, self.ps_share)
-        found: Floats = np.maximum(shares.max(axis=-1), SHARE_MIN)
-        return found
+        most = np.full(len(workers), SHARE_MIN)
+        for worker_share, ps_share in self._shares:
+            np.maximum(most, workers * worker_share + ps * ps_share, out=most)
+        return most
 
-    def _climb(self) -> tuple[int, ...]:
+    def share(self, workers: int, ps: int) -> float:
+        """The same of one allocation."""
+        most = SHARE_MIN
+        for worker_share, ps_share in self._shares:
+            most = max(most, workers * worker_share + ps * ps_share)
+        return most
+
+    def _climb(self) -> tuple[tuple[int, int, float], ...]:
         workers, ps, rate = 0, 0, 0.0
-        found: list[int] = []
+        found: list[tuple[int, int, float]] = []
         while len(found) < STEPS_MAX:
             above = (self.workers >= workers) & (self.ps >= ps) & (self.rates > rate)
             if not above.any():
                 break
             value = np.where(above, self.rates - rate, 0.0) / self.taken(self.workers - workers, self.ps - ps)
             step = int(np.argmax(value))
-            found.append(step)
             workers, ps, rate = int(self.workers[step]), int(self.ps[step]), float(self.rates[step])
+            found.append((workers, ps, rate))
         return tuple(found)
+
+
+Step = tuple[float, int, int]
+"""What it is worth for each share of the cluster, relative to the job's best rate; workers and servers after it."""
+
+
+def staircase(
+    curve: Curve, own: Mapping[Cell, float], scale: float = 1.0, start: Cell = (0, 0)
+) -> tuple[float, tuple[Step, ...]]:
+    """The best rate of a job, and its steps from an allocation, each worth no more than the one before.
+
+    Args:
+        own: rates that are known, or reckoned, of this very job: they stand for those of the curve.
+        scale: how fast the job is relative to the curve, where nothing is known of it.
+    """
+    cells = [(w, p, own[w, p] if (w, p) in own else rate * scale) for w, p, rate in curve.stairs]
+    listed = {(w, p) for w, p, _ in cells}
+    cells += [(w, p, rate) for (w, p), rate in own.items() if (w, p) not in listed]
+    best = max(rate for _, _, rate in cells) or 1.0
+    workers, ps = start
+    rate = 0.0
+    if workers:
+        rate = own[start] if start in own else float(curve.rates[curve.index(start)]) * scale
+    steps: list[Step] = []
+    ceiling = float("inf")
+    while True:
+        value, chosen = 0.0, None
+        for cell in cells:
+            w, p, after = cell
+            if after > rate and w >= workers and p >= ps:
+                worth = (after - rate) / curve.share(w - workers, p - ps)
+                if worth > value:
+                    value, chosen = worth, cell
+        if chosen is None:
+            return best, tuple(steps)
+        workers, ps, rate = chosen
+        ceiling = min(ceiling, value / best)
+        steps.append((ceiling, workers, ps))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,139 +184,159 @@ class Wish:
     curve: Curve
     weight: float
     """How much a share of its best rate is worth, against other jobs."""
-    own: Mapping[Cell, float]
-    """Rates that are known, or reckoned, of this very job: they stand for those of the curve."""
-    scale: float = 1.0
-    """How fast the job is relative to the curve, where nothing is known of it."""
+    steps: tuple[Step, ...]
+    """From what the budget holds for it already."""
 
 
-def spend(wishes: Sequence[Wish], capacity: Resources, budget: Budget) -> None:
-    """Grant steps in the order of their worth. Jobs that got nothing get their minimum at last, if there is room."""
+def spend(wishes: Sequence[Wish], views: Sequence[JobView], capacity: Resources, budget: Budget) -> None:
+    """Grant steps in the order of their worth. Jobs that got nothing get their minimum at last, if there is room.
+
+    Args:
+        views: all jobs of the slot; those without a wish keep what the budget holds for them.
+        capacity: of the cluster.
+    """
     if not wishes:
         return
-    room = _Room(capacity, wishes, budget)
-    for number, workers, ps in _ordered(wishes, budget):
+    room = _Room(wishes, views, capacity, budget)
+    for number, workers, ps in _ordered(wishes):
         room.step(number, workers, ps)
-    for number in range(len(wishes)):
-        room.start(number)
+    room.grant_all()
+
+
+def _ordered(wishes: Sequence[Wish]) -> list[tuple[int, int, int]]:
+    """All jobs' steps, the most valuable first: number of the wish, workers and parameter servers after the step.
+
+    A job of higher priority than others starts before them.
+    """
+    lowest = min(wish.view.priority for wish in wishes)
+    found = []
+    for number, wish in enumerate(wishes):
+        rank = lowest - wish.view.priority
+        for worth, workers, ps in wish.steps:
+            found.append((rank, -worth * wish.weight, number, workers, ps))
+            rank = 0
+    found.sort()
+    return [(number, workers, ps) for _, _, number, workers, ps in found]
 
 
 class _Room:
-    """Grants to wishes, and what is left."""
+    """Counts out what there is, then grants it."""
 
-    def __init__(self, capacity: Resources, wishes: Sequence[Wish], budget: Budget) -> None:
-        self._capacity = capacity
+    def __init__(self, wishes: Sequence[Wish], views: Sequence[JobView], capacity: Resources, budget: Budget) -> None:
         self._wishes = wishes
         self._budget = budget
-        self._have = [budget.allocation(wish.view.job_id) for wish in wishes]
+        self._have: list[Cell] = []
+        self._goals: list[Cell] = []
+        self._turns: dict[int, None] = {}
+        """Numbers of the jobs that get something, by their first step."""
         self._closed = [False] * len(wishes)
+        self._left = list(amounts(capacity))
+        self._demands = [(amounts(wish.view.worker_demand), amounts(wish.view.ps_demand)) for wish in wishes]
+        held = dict(budget.allocations())
+        for wish in wishes:
+            have = held.pop(wish.view.job_id, NOTHING)
+            self._have.append((have.workers, have.ps))
+        self._goals = list(self._have)
+        for number, (workers, ps) in enumerate(self._have):
+            self._take(number, workers, ps)
+        for view in views:
+            if view.job_id in held:
+                size = held[view.job_id]
+                taken = amounts(view.worker_demand * size.workers + view.ps_demand * size.ps)
+                self._left = [left - part for left, part in zip(self._left, taken, strict=True)]
 
     def step(self, number: int, workers: int, ps: int) -> None:
-        """Raise a job to so many tasks, or as near to them as there is room."""
+        """Raise a job's goal, or bring it as near to that as there is room."""
         if self._closed[number]:
             return
-        if not self._raise(number, workers, ps):
+        have = self._goals[number]
+        more = (workers - have[0], ps - have[1])
+        if self._fits(number, *more):
+            self._take(number, *more)
+            self._goals[number] = (workers, ps)
+            self._turns[number] = None
+        else:
             self._closed[number] = True
-            self._squeeze(number, workers, ps)
+            least = self._wishes[number].view.minimum
+            if have != (0, 0) or (workers, ps) != (least.workers, least.ps):
+                self._squeeze(number, workers, ps)
 
-    def start(self, number: int) -> None:
-        """Give a job that has less than its minimum that."""
-        view, have = self._wishes[number].view, self._have[number]
-        least = view.minimum
-        if have.workers < least.workers or have.ps < least.ps:
-            self._raise(number, max(have.workers, least.workers), max(have.ps, least.ps))
+    def _fits(self, number: int, workers: int, ps: int) -> bool:
+        worker_demand, ps_demand = self._demands[number]
+        return all(
+            workers * one + ps * other <= left
+            for one, other, left in zip(worker_demand, ps_demand, self._left, strict=True)
+            if one or other
+        )
 
-    def _raise(self, number: int, workers: int, ps: int) -> bool:
-        have, job_id = self._have[number], self._wishes[number].view.job_id
-        more = (max(0, workers - have.workers), max(0, ps - have.ps))
-        if more == (0, 0):
-            return True
-        if not self._budget.grant(job_id, *more):
-            return False
-        self._have[number] = have + Allocation(*more)
-        return True
+    def _take(self, number: int, workers: int, ps: int) -> None:
+        worker_demand, ps_demand = self._demands[number]
+        for kind in range(len(self._left)):
+            self._left[kind] -= workers * worker_demand[kind] + ps * ps_demand[kind]
 
     def _squeeze(self, number: int, workers: int, ps: int) -> None:
-        """The best of what is smaller than a step that was refused; room only shrinks, so no larger one is tried."""
-        wish, have = self._wishes[number], self._have[number]
-        curve = wish.curve
-        rate = _rate(wish, (have.workers, have.ps)) if have else 0.0
-        rates = curve.rates * wish.scale
-        fit = (curve.workers >= have.workers) & (curve.ps >= have.ps) & (rates > rate)
-        fit &= (curve.workers <= workers) & (curve.ps <= ps)
+        """The best of what is smaller than a step that there is no room for."""
+        have = self._goals[number]
+        least = self._wishes[number].view.minimum
+        if have == (0, 0):
+            if not self._fits(number, least.workers, least.ps):
+                return
+        elif not self._fits(number, 1, 0) and not self._fits(number, 0, 1):
+            return
+        best = self._best_within(number, have, (workers, ps))
+        if best is not None:
+            self._take(number, best[0] - have[0], best[1] - have[1])
+            self._goals[number] = best
+            self._turns[number] = None
+
+    def _best_within(self, number: int, have: Cell, limit: Cell) -> Cell | None:
+        """The most valuable allocation between two that there is room for, on the whole."""
+        curve = self._wishes[number].curve
+        more_workers, more_ps = curve.workers - have[0], curve.ps - have[1]
+        rate = float(curve.rates[curve.index(have)]) if have[0] else 0.0
+        fit = (more_workers >= 0) & (more_ps >= 0) & (curve.rates > rate)
+        fit &= (curve.workers <= limit[0]) & (curve.ps <= limit[1])
+        for one, other, left in zip(*self._demands[number], self._left, strict=True):
+            if one or other:
+                fit &= more_workers * one + more_ps * other <= left
+        if not fit.any():
+            return None
+        best = int(np.argmax(np.where(fit, curve.rates - rate, 0.0) / curve.taken(more_workers, more_ps)))
+        return int(curve.workers[best]), int(curve.ps[best])
+
+    def grant_all(self) -> None:
+        """Have the budget find places; what it finds none for is tried again, smaller."""
+        for number in self._turns:
+            self._grant(number)
+        for number, wish in enumerate(self._wishes):
+            least, have = wish.view.minimum, self._have[number]
+            if have[0] < least.workers or have[1] < least.ps:
+                self._raise(number, (max(have[0], least.workers), max(have[1], least.ps)))
+
+    def _grant(self, number: int) -> None:
+        goal = self._goals[number]
+        if self._raise(number, goal):
+            return
+        # There is room for all of it together, and not for some task on any node: nearly as much may still fit.
+        before = self._left
+        self._left = [float("inf")] * len(before)
         for _ in range(TRIES_MAX):
-            fit &= (curve.workers < workers) | (curve.ps < ps)
-            if not fit.any():
-                return
-            taken = curve.taken(curve.workers - have.workers, curve.ps - have.ps)
-            best = int(np.argmax(np.where(fit, rates - rate, 0.0) / taken))
-            workers, ps = int(curve.workers[best]), int(curve.ps[best])
-            if self._raise(number, workers, ps):
-                return
-            fit &= ~((curve.workers >= workers) & (curve.ps >= ps))
+            have = self._have[number]
+            ratio = (goal[0] - 1, goal[1]) if goal[0] - have[0] > goal[1] - have[1] else (goal[0], goal[1] - 1)
+            best = self._best_within(number, have, ratio)
+            if best is None or self._raise(number, best):
+                break
+            goal = best
+        self._left = before
+        have = self._have[number]
+        self._take(number, have[0] - self._goals[number][0], have[1] - self._goals[number][1])
 
-
-def _rate(wish: Wish, cell: Cell) -> float:
-    known = wish.own.get(cell)
-    return known if known is not None else float(wish.curve.rates[wish.curve.index(cell)]) * wish.scale
-
-
-def _ordered(wishes: Sequence[Wish], budget: Budget) -> list[tuple[int, int, int]]:
-    """All jobs' steps, the most valuable first: number of the wish, workers and parameter servers after the step."""
-    width = max(len(wish.curve.stairs) + len(wish.own) for wish in wishes)
-    count = len(wishes)
-    cells = np.zeros((2, count, width))
-    rates = np.zeros((count, width))
-    shares = np.zeros((2, count, 3))
-    held = np.zeros((2, count))
-    now = np.zeros(count)
-    worth = np.zeros(count)
-    for number, wish in enumerate(wishes):
-        curve = wish.curve
-        stairs = list(curve.stairs)
-        end = len(stairs)
-        cells[0, number, :end] = curve.workers[stairs]
-        cells[1, number, :end] = curve.ps[stairs]
-        rates[number, :end] = curve.rates[stairs] * wish.scale
-        for (workers, ps), rate in wish.own.items():
-            same = (cells[0, number, :end] == workers) & (cells[1, number, :end] == ps)
-            rates[number, :end][same] = rate
-            cells[0, number, end], cells[1, number, end], rates[number, end] = workers, ps, rate
-            end += 1
-        shares[0, number], shares[1, number] = curve.worker_share, curve.ps_share
-        have = budget.allocation(wish.view.job_id)
-        held[0, number], held[1, number] = have.workers, have.ps
-        now[number] = _rate(wish, (have.workers, have.ps)) if have.workers else 0.0
-        worth[number] = wish.weight / max(float(rates[number].max()), 1e-300)
-    return _sorted(wishes, cells, rates, shares, held, now, worth)
-
-
-def _sorted(
-    wishes: Sequence[Wish], cells: Floats, rates: Floats, shares: Floats, held: Floats, now: Floats, worth: Floats
-) -> list[tuple[int, int, int]]:
-    lowest = min(wish.view.priority for wish in wishes)
-    starting = held[0] == 0
-    ceiling = np.full(len(wishes), np.inf)
-    found: list[tuple[int, float, int, int, int]] = []
-    rows = np.arange(len(wishes))
-    for turn in range(STEPS_MAX):
-        more = cells - held[:, :, None]
-        taken = (more[0][:, :, None] * shares[0][:, None, :] + more[1][:, :, None] * shares[1][:, None, :]).max(axis=2)
-        gain = rates - now[:, None]
-        possible = (more >= 0).all(axis=0) & (gain > 0)
-        value = np.where(possible, gain / np.maximum(taken, SHARE_MIN), -1.0)
-        chosen = value.argmax(axis=1)
-        best = value[rows, chosen]
-        going = best > 0
-        if not going.any():
-            break
-        # A step never comes before the one that it starts from.
-        ceiling = np.where(going, np.minimum(ceiling, best * worth), ceiling)
-        held = np.where(going, cells[:, rows, chosen], held)
-        now = np.where(going, rates[rows, chosen], now)
-        for number in np.flatnonzero(going).tolist():
-            first = not turn and bool(starting[number])
-            rank = lowest - wishes[number].view.priority if first else 0
-            found.append((rank, -float(ceiling[number]), number, int(held[0, number]), int(held[1, number])))
-    found.sort(key=lambda step: step[:3])
-    return [(number, workers, ps) for _, _, number, workers, ps in found]
+    def _raise(self, number: int, goal: Cell) -> bool:
+        have, wish = self._have[number], self._wishes[number]
+        more = (goal[0] - have[0], goal[1] - have[1])
+        if more == (0, 0):
+            return True
+        if not self._budget.grant(wish.view.job_id, *more):
+            return False
+        self._have[number] = goal
+        return True

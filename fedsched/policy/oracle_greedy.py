@@ -19,7 +19,7 @@ from fedsched.core.job import allocation_of
 from fedsched.core.resources import Resources, total
 from fedsched.errors import InvalidInput
 from fedsched.policy.heuristics import by_arrival
-from fedsched.policy.marginal import LEFT_MIN, Curve, Wish, pause, per_unit, spend, urgency
+from fedsched.policy.marginal import LEFT_MIN, Curve, Wish, pause, per_unit, spend, staircase, urgency
 from fedsched.policy.reference import Oracle
 from fedsched.policy.speed_model import levels
 
@@ -110,11 +110,12 @@ class OracleGreedy(_Informed):
         """Spend by marginal value."""
         capacity = _capacity(observation)
         views = [view for view in by_arrival(observation.jobs) if not view.pinned]
-        spend([self._wish(view, capacity, observation.slot_length_s) for view in views], capacity, budget)
+        wishes = [self._wish(view, capacity, observation.slot_length_s, budget) for view in views]
+        spend(wishes, observation.jobs, capacity, budget)
         self._forget(observation)
         return Decision(observation.slot, budget.allocations(), self.name)
 
-    def _wish(self, view: JobView, capacity: Resources, slot_s: float) -> Wish:
+    def _wish(self, view: JobView, capacity: Resources, slot_s: float, budget: Budget) -> Wish:
         curve = self._curve(view, capacity, slot_s)
         left_slots = max(view.remaining_epochs, LEFT_MIN * view.epochs) / curve.best / slot_s if curve.best else 1e9
         held, own = allocation_of(view.placement), {}
@@ -122,7 +123,9 @@ class OracleGreedy(_Informed):
             cell = (held.workers, held.ps)
             bonus = 1 + self._options.stay + pause(self._options.resize_s, slot_s, left_slots)
             own[cell] = float(curve.rates[curve.index(cell)]) * bonus
-        return Wish(view, curve, urgency(left_slots), own)
+        have = budget.allocation(view.job_id)
+        _, steps = staircase(curve, own, start=(have.workers, have.ps))
+        return Wish(view, curve, urgency(left_slots), steps)
 
 
 class LowerBound(_Informed):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsched.config import PolicyConfig
 from fedsched.core.decision import Policy
-from fedsched.policy import checkpoint, plugins, speed_checkpoint
+from fedsched.policy import checkpoint, plugins
 from fedsched.policy.dl2 import DL2
-from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 
+if TYPE_CHECKING:
+    from fedsched.policy.learned_speed import LearnedSpeed
+
+LEARNED_SPEED = "learned_speed"
+"""Its name; the class is imported when it is made, because its solver takes seconds to load."""
 HEURISTICS = ("drf", "fifo", "optimus", "srtf")
 """Those that may decide in place of another policy: without options, without memory, quick."""
 
@@ -28,7 +33,7 @@ def make(config: PolicyConfig) -> Policy:
     """
     if config.name == DL2.name:
         return make_dl2(config)
-    if config.name == LearnedSpeed.name:
+    if config.name == LEARNED_SPEED:
         return make_learned_speed(config)
     return plugins.make(config.name, config.options)
 
@@ -51,6 +56,9 @@ def make_learned_speed(config: PolicyConfig) -> LearnedSpeed:
         CorruptCheckpoint: the statistics cannot be used.
         InvalidConfiguration: its options are wrong.
     """
+    from fedsched.policy import speed_checkpoint
+    from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
+
     path = speed_checkpoint.BUILTIN if config.checkpoint == "builtin" else Path(config.checkpoint)
     options = plugins.options_of(config.name, config.options)
     assert isinstance(options, LearnedSpeedOptions)

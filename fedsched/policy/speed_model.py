@@ -54,6 +54,11 @@ HALF_LIFE_PERIODS = 1.0
 FORGOTTEN = 8
 """Periods after which nothing is left of an observation."""
 
+FEW = 3
+"""A cell that so many jobs were seen in, or fewer, is news whenever another one is."""
+NEWS = 2.0
+"""Of other cells so many must be touched for each that the class has before it is brought up to date."""
+
 TIERS = (16, 64, 256, 1024, TASKS_MAX)
 
 
@@ -166,6 +171,8 @@ class SpeedModel:
         self._surfaces: dict[tuple[Kind, int, int], Surface] = {}
         self._shapes = _Shapes()
         self._stale: dict[Kind, int] = {}
+        self._news: dict[Kind, float] = {}
+        """How much was touched of a class since it was brought up to date; from 1 on it is stale."""
         self._touches = 0
         self._newest = 0
         for cell, sums in statistics:
@@ -175,6 +182,7 @@ class SpeedModel:
         for kind in known:
             self._teach(kind)
         self._stale.clear()
+        self._news.clear()
 
     @property
     def kinds(self) -> list[Kind]:
@@ -191,12 +199,16 @@ class SpeedModel:
             periods.pop(cell.period, None)
         self._newest = max(self._newest, cell.period)
         self._touches += 1
-        self._stale.setdefault(kind, self._touches)
+        # A class whose cells are well known does not change by one more job.
+        news = self._news.get(kind, 0.0) + (1.0 if sums.count <= FEW else 1 / (NEWS * len(self._cells[kind])))
+        self._news[kind] = news
+        if news >= 1:
+            self._stale.setdefault(kind, self._touches)
 
     def refresh(self, most: int) -> None:
         """Bring up to date what has waited longest, at most so many classes; the others follow with later calls."""
         for kind in sorted(self._stale, key=lambda kind: (self._stale[kind], kind))[:most]:
-            del self._stale[kind]
+            del self._stale[kind], self._news[kind]
             for key in [key for key in self._surfaces if key[0] == kind]:
                 del self._surfaces[key]
             self._teach(kind)

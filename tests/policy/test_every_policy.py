@@ -39,7 +39,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     "themis-unfair": {"fairness": 0.0},
 }
 # DL2's reference policies fill an empty cluster with a budget of its own: tests/policy/test_reference.py.
-USUAL = [name for name in plugins.available() if not name.startswith("dl2_")]
+# Those that must be told true speeds: tests/policy/test_oracle_greedy.py.
+TOLD = {"oracle_greedy", "lower_bound"}
+USUAL = [name for name in plugins.available() if not name.startswith("dl2_") and name not in TOLD]
 NAMES = sorted({*USUAL, *OPTIONS, "dl2-greedy", "dl2-small-window"})
 every_policy = pytest.mark.parametrize("name", NAMES)
 

@@ -234,7 +234,18 @@ def fit(
 
 def _show_goodness(found: list[Goodness]) -> None:
     table(
-        ("CLUSTER", "JOBS", "DURATIONS KS", "SIZES TV", "HOURS TV", "GPU-HOURS", "BURSTINESS", "DRAWN"),
+        (
+            "CLUSTER",
+            "JOBS",
+            "DURATIONS KS",
+            "SIZES TV",
+            "HOURS TV",
+            "GPU-HOURS",
+            "BURSTINESS",
+            "DRAWN",
+            "SWING",
+            "DRAWN",
+        ),
         [
             (
                 item.cluster,
@@ -245,6 +256,8 @@ def _show_goodness(found: list[Goodness]) -> None:
                 f"{item.gpu_hours_ratio:.1%}",
                 f"{item.burstiness:.2f}",
                 f"{item.drawn_burstiness:.2f}",
+                f"{item.swing:.2f}",
+                f"{item.drawn_swing:.2f}",
             )
             for item in found
         ],

@@ -1,14 +1,18 @@
 """Fits a statistical generator to a trace, draws any number of jobs from it, and says how alike the two are.
 
 For each cluster of the trace:
-- arrivals: a Poisson process whose rate follows the hour of the day and the day of the week, times a gamma factor of
-  mean 1 for each day and another for each hour, which makes the bursts that a plain Poisson process lacks;
 - sizes: the shares of the GPU counts; counts that are rare are put together into classes;
+- arrivals of each class: a Poisson process whose rate follows the cluster's hour of the day and day of the week, times
+  a gamma factor of mean 1 for each day and another for each hour. Each class has factors of its own: the many small
+  jobs come in bursts, those that hold most GPU-hours hardly do, and a queue depends on the latter;
 - durations: for each class a quantile curve (linear in the logarithm between its knots), and above it a bounded Pareto
-  tail whose exponent is chosen so that the class has the GPU-hours of the trace, most of which its longest jobs hold.
+  tail whose exponent is chosen so that the class has the GPU-hours of the trace, most of which its longest jobs hold;
+- likeness: jobs of a class come in batches, one after the other, of a geometric number of jobs that are of one size and
+  whose durations resemble each other (a Gaussian copula, so that the curve of durations stays what it is); and they
+  lean to the shorter or longer where many jobs come.
 
-Hours and days count from the trace's own beginning, its second 0. What is not in the model: that jobs submitted
-together resemble each other, and that a cluster's use grows or shrinks over months.
+Hours and days count from the trace's own beginning, its second 0. What is not in the model: that users wait for earlier
+jobs before they submit more, and that a cluster's use grows or shrinks over months.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -48,7 +53,14 @@ TAIL_MIN, TAIL_JOBS, TAIL_MAX = 0.01, 20, 0.2
 """The tail is 1 % of a class, or as much as holds 20 jobs, but no more than a fifth."""
 SHRINK_JOBS = 240
 """A profile of so many jobs is half believed; the fewer the jobs, the nearer it is to flat."""
+LIKENESS_JOBS_MIN = 40
+"""A class of fewer jobs says nothing of their likeness."""
+LAG = 10
+GOES_ON_MAX = 0.995
+"""Chance that a batch goes on with another job: more than 200 jobs alike cannot be told from a trend."""
 DIGITS = 4
+NORMAL_SCORES = np.linspace(-6.0, 6.0, 4097)
+NORMAL_CHANCES = np.array([NormalDist().cdf(score) for score in NORMAL_SCORES])
 CHUNK_JOBS = 50_000
 CHUNK_DAYS_MAX = 3650
 EXPONENT_MAX = 50.0
@@ -73,6 +85,16 @@ class SizeClass(Tree):
     """Probability of a duration in the tail, between the last of `seconds` and `longest_s`."""
     tail_exponent: float = Field(ge=-EXPONENT_MAX, le=EXPONENT_MAX)
     longest_s: float
+    day_variance: float = Field(default=0.0, ge=0)
+    """Of the random factor, of mean 1, that a day's rate of such jobs is multiplied by."""
+    hour_variance: float = Field(default=0.0, ge=0)
+    """The same for each single hour."""
+    batch_jobs: float = Field(default=1.0, ge=1)
+    """Mean number of jobs of a batch: they come one after the other, and are of one size."""
+    likeness: float = Field(default=0.0, ge=0, le=1)
+    """Correlation of their durations, as normal scores."""
+    burst_bias: float = Field(default=0.0, gt=-1, lt=1)
+    """Correlation of durations with the rate at which such jobs come, as normal scores: below 0 bursts are short."""
 
     @model_validator(mode="after")
     def _is_a_distribution(self) -> SizeClass:
@@ -111,10 +133,6 @@ class ClusterFit(Tree):
     """Rate in each hour of the day against the mean; the first begins with the trace's second 0."""
     by_day: tuple[float, ...] = Field(min_length=WEEKDAYS, max_length=WEEKDAYS)
     """Rate on each day of the week against the mean."""
-    day_variance: float = Field(ge=0)
-    """Of the random factor, of mean 1, that a day's rate is multiplied by."""
-    hour_variance: float = Field(ge=0)
-    """The same for each single hour."""
     classes: tuple[SizeClass, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -195,18 +213,33 @@ def _cluster_fit(name: str, jobs: Sequence[TraceJob], begin_s: float) -> Cluster
     if len(counts) >= WEEKS_MIN * WEEKDAYS:
         days = np.arange(used[0], used[-1] + 1) % WEEKDAYS
         by_day = _believed(np.array([counts[days == day].sum(axis=1).mean() for day in range(WEEKDAYS)]), len(jobs))
-    expected = counts.mean() * by_hour[None, :] * by_day[np.arange(used[0], used[-1] + 1) % WEEKDAYS][:, None]
-    day_variance, hour_variance = _variances(counts, expected * counts.sum() / expected.sum())
+    profile = by_hour[None, :] * by_day[np.arange(used[0], used[-1] + 1) % WEEKDAYS][:, None]
     return ClusterFit(
         name=name,
         # The first and last day are seldom whole.
         jobs_per_day=_short(len(jobs) / max(1.0, float(np.ptp(submit_s)) / DAY_S)),
         by_hour=tuple(_short(value) for value in by_hour),
         by_day=tuple(_short(value) for value in by_day),
-        day_variance=_short(day_variance),
-        hour_variance=_short(hour_variance),
-        classes=_classes(jobs),
+        classes=_classes(jobs, _Use(begin_s, int(used[0]), profile)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """When a cluster is used."""
+
+    begin_s: float
+    """Where counting starts."""
+    first: int
+    """The first day of use."""
+    profile: Floats
+    """Rate in each hour against the mean, a row per day of use."""
+
+    def counts(self, submit_s: Floats) -> Floats:
+        """Arrivals in each hour, in rows as the profile's."""
+        days, hours = self.profile.shape
+        at = ((submit_s - self.begin_s) // HOUR_S).astype(np.int64) - self.first * hours
+        return np.bincount(at, minlength=days * hours).reshape(days, hours).astype(np.float64)
 
 
 def _hourly(submit_s: Floats) -> Floats:
@@ -237,10 +270,10 @@ def _variances(counts: Floats, expected: Floats) -> tuple[float, float]:
     return day, max(0.0, (1.0 + by_hour) / (1.0 + day) - 1.0)
 
 
-def _classes(jobs: Sequence[TraceJob]) -> tuple[SizeClass, ...]:
-    by_size: dict[float, list[float]] = {}
+def _classes(jobs: Sequence[TraceJob], use: _Use) -> tuple[SizeClass, ...]:
+    by_size: dict[float, list[TraceJob]] = {}
     for job in jobs:
-        by_size.setdefault(job.num_gpu, []).append(job.duration_s)
+        by_size.setdefault(job.num_gpu, []).append(job)
     groups: list[list[float]] = []
     for size in sorted(by_size):
         if groups and sum(len(by_size[member]) for member in groups[-1]) < CLASS_JOBS_MIN:
@@ -249,12 +282,17 @@ def _classes(jobs: Sequence[TraceJob]) -> tuple[SizeClass, ...]:
             groups.append([size])
     if len(groups) > 1 and sum(len(by_size[member]) for member in groups[-1]) < CLASS_JOBS_MIN:
         groups[-2].extend(groups.pop())
-    return tuple(_size_class(sizes, by_size, len(jobs)) for sizes in groups)
+    return tuple(_size_class(sizes, by_size, len(jobs), use) for sizes in groups)
 
 
-def _size_class(sizes: Sequence[float], by_size: Mapping[float, Sequence[float]], jobs: int) -> SizeClass:
-    durations_s = np.array([duration for size in sizes for duration in by_size[size]])
-    gpus = np.repeat(np.array(sizes), [len(by_size[size]) for size in sizes])
+def _size_class(sizes: Sequence[float], by_size: Mapping[float, Sequence[TraceJob]], jobs: int, use: _Use) -> SizeClass:
+    members = sorted((job for size in sizes for job in by_size[size]), key=lambda job: job.submit_s)
+    durations_s = np.array([job.duration_s for job in members])
+    gpus = np.array([job.num_gpu for job in members])
+    submit_s = np.array([job.submit_s for job in members])
+    counts = use.counts(submit_s)
+    day_variance, hour_variance = _variances(counts, use.profile * counts.sum() / use.profile.sum())
+    batch_jobs, likeness, burst_bias = _alike(durations_s, ((submit_s - use.begin_s) // HOUR_S).astype(np.int64))
     tail = _short(min(TAIL_MAX, max(TAIL_MIN, TAIL_JOBS / len(durations_s))))
     seconds = [_short(value) for value in np.quantile(durations_s, _knots(KNOTS, 1.0 - tail))]
     longest_s = max(_short(durations_s.max()), seconds[-1])
@@ -268,7 +306,39 @@ def _size_class(sizes: Sequence[float], by_size: Mapping[float, Sequence[float]]
         tail=tail,
         tail_exponent=_short(_exponent(seconds[-1], longest_s, tail_mean_s)),
         longest_s=longest_s,
+        day_variance=_short(day_variance),
+        hour_variance=_short(hour_variance),
+        batch_jobs=_short(batch_jobs),
+        likeness=_short(likeness),
+        burst_bias=_short(burst_bias),
     )
+
+
+def _alike(durations_s: Floats, hours: NDArray[np.int64]) -> tuple[float, float, float]:
+    """Mean jobs of a batch, likeness within it and bias of bursts, of jobs in order of arrival.
+
+    With batches of a geometric number of jobs, the normal scores of two durations that lie `k` jobs apart correlate by
+    likeness times (chance that a batch goes on) ** k; the correlations of neighbours and at `LAG` give both.
+    """
+    if len(durations_s) < LIKENESS_JOBS_MIN:
+        return 1.0, 0.0, 0.0
+    scores = _scores(durations_s)
+    bias = float(np.mean(_scores(np.bincount(hours - hours.min())[hours - hours.min()]) * scores))
+    bias *= len(scores) / (len(scores) + SHRINK_JOBS)
+    rest = scores - bias * _scores(np.bincount(hours - hours.min())[hours - hours.min()])
+    near, far = (float(np.mean(rest[lag:] * rest[:-lag]) / np.mean(rest * rest)) for lag in (1, LAG))
+    if near <= 0:
+        return 1.0, 0.0, bias
+    goes_on = float(np.clip(max(far, 1e-3) / near, 0.0, GOES_ON_MAX ** (LAG - 1)) ** (1 / (LAG - 1)))
+    return 1 / (1 - goes_on), min(1.0, near / goes_on), bias
+
+
+def _scores(values: NDArray[Any]) -> Floats:
+    """Normal scores of the ranks; equal values share the middle one."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    upto = np.cumsum(counts)
+    middle = ((upto - counts + upto) / 2 / len(values))[inverse]
+    return np.interp(middle, NORMAL_CHANCES, NORMAL_SCORES)
 
 
 def _mean_s(seconds: Sequence[float]) -> float:
@@ -397,38 +467,90 @@ class _Source:
     """Draws the jobs of one cluster, some days at a time."""
 
     def __init__(self, cluster: ClusterFit, seed: int, rate: float) -> None:
-        self._fit = cluster
-        # Each kind of draw has a stream of its own, which goes on from one call to the next: so neither the length of
-        # the chunks nor the rate changes what the weather of a day is.
-        self._streams = {
-            kind: np.random.Generator(np.random.PCG64(stream(seed, f"trace/{cluster.name}/{kind}").getrandbits(128)))
-            for kind in ("day", "hour", "count", "moment", "size", "duration")
-        }
         by_hour, by_day = np.array(cluster.by_hour), np.array(cluster.by_day)
         week = by_day[:, None] / by_day.mean() * (by_hour / by_hour.mean())[None, :]
-        self._week = week * cluster.jobs_per_day * rate / HOURS
-        shares = np.array([share for part in cluster.classes for share in part.shares])
-        self._upto = np.cumsum(shares) / shares.sum()
-        self._gpus = np.array([gpus for part in cluster.classes for gpus in part.gpus])
-        self._class = np.repeat(np.arange(len(cluster.classes)), [len(part.gpus) for part in cluster.classes])
+        total = sum(share for part in cluster.classes for share in part.shares)
+        self._classes = [
+            _ClassSource(
+                part,
+                week * cluster.jobs_per_day * rate / HOURS * sum(part.shares) / total,
+                seed,
+                f"trace/{cluster.name}/{index}",
+            )
+            for index, part in enumerate(cluster.classes)
+        ]
 
     def days(self, first: int, length: int) -> tuple[Floats, Floats, Floats]:
         """Submissions, durations and GPUs of the jobs of these days, not in order."""
-        rates = self._week[np.arange(first, first + length) % WEEKDAYS]
-        rates = rates * self._factors("day", (length, 1), self._fit.day_variance)
-        rates = rates * self._factors("hour", (length, HOURS), self._fit.hour_variance)
-        counts = self._streams["count"].poisson(rates).ravel()
+        parts = [part.days(first, length) for part in self._classes]
+        submit_s, durations_s, gpus = (np.concatenate([part[column] for part in parts]) for column in range(3))
+        return submit_s, durations_s, gpus
+
+
+class _ClassSource:
+    """Draws the jobs of one class, some days at a time.
+
+    Each kind of draw has a stream of its own, which goes on from one call to the next, so that neither the length of
+    the chunks nor the rate changes what the weather of a day is.
+
+    Args:
+        week: jobs in each hour, a row per day of the week.
+        name: of its random streams.
+    """
+
+    def __init__(self, part: SizeClass, week: Floats, seed: int, name: str) -> None:
+        self._fit = part
+        self._week = week
+        self._streams = {
+            kind: np.random.Generator(np.random.PCG64(stream(seed, f"{name}/{kind}").getrandbits(128)))
+            for kind in ("day", "hour", "count", "moment", "batch", "size", "likeness", "duration")
+        }
+        self._upto = np.cumsum(part.shares) / sum(part.shares)
+        self._gpus = np.array(part.gpus)
+        self._batch = self._batches(1)
+        """Size and likeness of the batch that goes on."""
+
+    def days(self, first: int, length: int) -> tuple[Floats, Floats, Floats]:
+        """Submissions, durations and GPUs of the jobs of these days, in order of arrival."""
+        day = self._factors("day", (length, 1), self._fit.day_variance)
+        hour = self._factors("hour", (length, HOURS), self._fit.hour_variance)
+        counts = self._streams["count"].poisson(self._week[np.arange(first, first + length) % WEEKDAYS] * day * hour)
+        counts = counts.ravel()
         total = int(counts.sum())
         hours = np.repeat(np.arange(first * HOURS, (first + length) * HOURS, dtype=np.float64), counts)
-        submit_s = np.round((hours + self._streams["moment"].random(total)) * HOUR_S, 3)
-        size = np.searchsorted(self._upto[:-1], self._streams["size"].random(total), side="right")
-        chances = self._streams["duration"].random(total)
-        durations_s = np.empty(total)
-        classes = self._class[size]
-        for index, part in enumerate(self._fit.classes):
-            members = np.flatnonzero(classes == index)
-            durations_s[members] = part.durations_s(chances[members])
-        return submit_s, durations_s, self._gpus[size]
+        moments = self._streams["moment"].random(total)
+        submit_s = np.round(np.sort(hours + moments) * HOUR_S, 3)
+        sizes, common = self._in_batches(total)
+        alike, bias = self._fit.likeness, self._fit.burst_bias
+        scores = math.sqrt(alike) * common + math.sqrt(1 - alike) * self._streams["duration"].standard_normal(total)
+        if bias:
+            crowd = self._crowd(np.repeat((day * hour).ravel(), counts))
+            scores = bias * crowd + math.sqrt(1 - bias * bias) * scores
+        return submit_s, self._fit.durations_s(np.interp(scores, NORMAL_SCORES, NORMAL_CHANCES)), sizes
+
+    def _batches(self, count: int) -> tuple[Floats, Floats]:
+        """Sizes of so many batches, and what the durations in each have in common."""
+        places = np.searchsorted(self._upto[:-1], self._streams["size"].random(count), side="right")
+        return self._gpus[places], self._streams["likeness"].standard_normal(count)
+
+    def _in_batches(self, total: int) -> tuple[Floats, Floats]:
+        """The same of each of so many jobs."""
+        begins = self._streams["batch"].random(total) < 1 / self._fit.batch_jobs
+        fresh = self._batches(int(begins.sum()))
+        sizes, common = (np.concatenate(pair) for pair in zip(self._batch, fresh, strict=True))
+        self._batch = sizes[-1:], common[-1:]
+        number = np.cumsum(begins)
+        return sizes[number], common[number]
+
+    def _crowd(self, factors: Floats) -> Floats:
+        """Normal scores, nearly, of the rates at which jobs come: a job sees a gamma factor by its size."""
+        from scipy.special import polygamma, psi  # takes long to load, and not all fits need it
+
+        variances = [value for value in (self._fit.day_variance, self._fit.hour_variance) if value > 0]
+        mean = sum(float(psi(1 / value + 1)) + math.log(value) for value in variances)
+        spread = math.sqrt(sum(float(polygamma(1, 1 / value + 1)) for value in variances))
+        crowd: Floats = (np.log(factors) - mean) / spread if variances else np.zeros_like(factors)
+        return crowd
 
     def _factors(self, kind: str, shape: tuple[int, int], variance: float) -> Floats:
         if variance == 0:
@@ -449,10 +571,13 @@ class Goodness:
     hours_tv: float
     """The same for hours of the day in which jobs come."""
     gpu_hours_ratio: float
-    """Mean GPU-hours of a drawn job over those of the trace."""
+    """Mean GPU-hours of a drawn job over those of the trace, in the long run: single draws scatter with their tails."""
     burstiness: float
     """Standard deviation over mean of arrivals in an hour, in the trace."""
     drawn_burstiness: float
+    swing: float
+    """Standard deviation over mean of the GPUs that jobs would hold if none ever waited, hour by hour, in the trace."""
+    drawn_swing: float
 
 
 SAMPLE_JOBS = 100_000
@@ -477,10 +602,23 @@ def _goodness(cluster: ClusterFit, jobs: Sequence[TraceJob], begin_s: float) -> 
         duration_ks=_ks(duration_s, sample.duration_s),
         gpus_tv=_tv(gpus, sample.gpus),
         hours_tv=_tv(submit_s // HOUR_S % HOURS, sample.submit_s // HOUR_S % HOURS),
-        gpu_hours_ratio=float((sample.duration_s * sample.gpus).mean() / (duration_s * gpus).mean()),
+        gpu_hours_ratio=_mean_gpu_s(cluster) / float((duration_s * gpus).mean()),
         burstiness=float(ours.std() / ours.mean()),
         drawn_burstiness=float(drawn.std() / drawn.mean()),
+        swing=_swing(submit_s, duration_s, gpus),
+        drawn_swing=_swing(sample.submit_s, sample.duration_s, sample.gpus),
     )
+
+
+def _mean_gpu_s(cluster: ClusterFit) -> float:
+    """Mean GPU-seconds of the jobs that are drawn."""
+    chances = (np.arange(SAMPLE_JOBS) + 0.5) / SAMPLE_JOBS
+    shares = sum(share for part in cluster.classes for share in part.shares)
+    held = (
+        float(part.durations_s(chances).mean()) * sum(a * b for a, b in zip(part.gpus, part.shares, strict=True))
+        for part in cluster.classes
+    )
+    return sum(held) / shares
 
 
 def _sample(cluster: ClusterFit) -> Drawn:
@@ -491,6 +629,15 @@ def _sample(cluster: ClusterFit) -> Drawn:
             break
     columns = ("submit_s", "duration_s", "gpus", "cluster")
     return Drawn(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in columns))
+
+
+def _swing(submit_s: Floats, duration_s: Floats, gpus: Floats) -> float:
+    """How unsteady the demand is: what makes queues where its mean can be met."""
+    times_s = np.concatenate([submit_s, submit_s + duration_s])
+    order = np.argsort(times_s, kind="stable")
+    held = np.cumsum(np.concatenate([gpus, -gpus])[order])
+    at = np.searchsorted(times_s[order], np.arange(submit_s.min(), submit_s.max(), HOUR_S), side="right") - 1
+    return float(held[at].std() / held[at].mean())
 
 
 def _used_hours(submit_s: Floats) -> Floats:

@@ -32,8 +32,9 @@ def drawn(clusters: tuple[ClusterFit, ...], seed: int, days: float, rate: float 
 def test_shipped_parameters_are_those_of_their_trace_and_draw_jobs_like_it(name: str, data_dir: Path) -> None:
     """Whoever simulates without data must get the load, sizes, durations and bursts of the clusters named.
 
-    Measured over the 23 clusters: durations at most 0.040 apart, sizes 0.006, hours 0.09 (0.21 below 1,000 jobs),
-    GPU-hours 6 % (15 % below 1,000 jobs, where twenty jobs hold most of them), burstiness 11 %.
+    Measured over the 23 clusters: durations at most 0.047 apart, sizes 0.035, hours 0.09 (0.22 below 1,000 jobs),
+    GPU-hours 6 % (15 % below 1,000 jobs, where twenty jobs hold most of them), burstiness 12 %; demand swings within a
+    factor of 1.6, which was 1.9 before classes had bursts of their own, with waits up to thirty times too long.
     """
     jobs, source, by = shipped_trace(name, data_dir)
     parameters = fitting.load_fit(name)
@@ -42,25 +43,40 @@ def test_shipped_parameters_are_those_of_their_trace_and_draw_jobs_like_it(name:
     for found in fitting.goodness(parameters, jobs, by):
         enough = found.jobs >= ENOUGH_JOBS
         assert found.duration_ks < 0.05, found
-        assert found.gpus_tv < 0.01, found
+        assert found.gpus_tv < 0.04, found
         assert found.hours_tv < (0.11 if enough else 0.23), found
         assert found.gpu_hours_ratio == pytest.approx(1, abs=0.08 if enough else 0.18), found
         assert found.drawn_burstiness == pytest.approx(found.burstiness, rel=0.2), found
+        if name != "helios-venus":  # so full that users waited for each other, which no draw does
+            assert 1 / 1.65 < found.drawn_swing / found.swing < 1.65, found
 
 
 def test_what_was_drawn_from_known_parameters_is_found_again() -> None:
     """The method itself: on jobs of its own making a fit must find what they were made with."""
     size = SizeClass(
-        gpus=(1.0, 8.0), shares=(0.75, 0.25), seconds=(60.0, 600.0, 6000.0), tail=0.05, tail_exponent=1.2, longest_s=1e5
+        gpus=(1.0,),
+        shares=(1.0,),
+        seconds=(60.0, 600.0, 6000.0),
+        tail=0.05,
+        tail_exponent=1.2,
+        longest_s=1e5,
+        day_variance=0.2,
+        hour_variance=0.5,
+        batch_jobs=12.0,
+        likeness=0.6,
+        burst_bias=-0.3,
     )
+    size = size.model_copy(update={"shares": (0.75,)})
+    large = size.model_copy(
+        update={"gpus": (8.0,), "shares": (0.25,), "day_variance": 0.0, "hour_variance": 0.0, "batch_jobs": 1.0}
+    )
+    large = large.model_copy(update={"likeness": 0.0, "burst_bias": 0.0})
     made = ClusterFit(
         name="c",
         jobs_per_day=100,
         by_hour=(0.5,) * 12 + (1.5,) * 12,
         by_day=(1.2,) * 5 + (0.5,) * 2,
-        day_variance=0.2,
-        hour_variance=0.5,
-        classes=(size,),
+        classes=(size, large),
     )
     chunk = drawn((made,), seed=1, days=700)
     rows = zip(chunk.submit_s.tolist(), chunk.duration_s.tolist(), chunk.gpus.tolist(), strict=True)
@@ -71,8 +87,15 @@ def test_what_was_drawn_from_known_parameters_is_found_again() -> None:
     assert found.jobs_per_day == pytest.approx(100, rel=0.05)
     assert found.by_hour == pytest.approx(made.by_hour, abs=0.2)
     assert found.by_day[0] / found.by_day[6] == pytest.approx(2.4, rel=0.15)
-    assert found.day_variance == pytest.approx(0.2, abs=0.05)
-    assert found.hour_variance == pytest.approx(0.5, abs=0.05)
+    bursty, steady = found.classes
+    assert bursty.day_variance == pytest.approx(0.2, abs=0.05)
+    assert bursty.hour_variance == pytest.approx(0.5, abs=0.05)
+    assert bursty.batch_jobs == pytest.approx(12, rel=0.2)
+    assert bursty.likeness == pytest.approx(0.6, abs=0.06)
+    assert bursty.burst_bias == pytest.approx(-0.2, abs=0.1)  # of counts, which follow the rates with noise
+    assert max(steady.day_variance, steady.hour_variance) < 0.03
+    assert steady.likeness < 0.05
+    assert abs(steady.burst_bias) < 0.05
     assert {gpus: share for part in found.classes for gpus, share in zip(part.gpus, part.shares, strict=True)} == (
         pytest.approx({1.0: 0.75, 8.0: 0.25}, abs=0.01)
     )

@@ -21,8 +21,8 @@ Departures, most of them because this runs live:
   type can hold has no share, and runs over several types where the others leave room for it;
 * shares are computed anew when jobs, nodes or estimates change, but every `replan_slots` at the soonest, counted in
   rounds, not seconds. A job that came meanwhile gets what the others leave (`wait_for_plan`: nothing, as there);
-* optima are rarely unique, and a corner of the optimal face gives equal jobs unequal shares. The analytic centre of the
-  face is taken; Gavel's code takes what its solver returns, which for an interior-point solver is close to it;
+* optima are rarely unique, and Gavel takes what its solver returns. `policy/interior.py` follows that solver's path to
+  the same end, to about 1e-6; where that fails, a corner of the optimal face is taken;
 * jobs of higher priority are served first in every round.
 """
 
@@ -43,16 +43,11 @@ from fedsched.config import Tree
 from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.ids import JobId, stream
 from fedsched.core.resources import Resources
+from fedsched.policy import interior
 from fedsched.policy.heuristics import by_arrival, next_step
 from fedsched.policy.throughput import throughputs
 
 Array = NDArray[np.float64]
-
-OPTIMALITY = 1e-6
-"""Relative loss of the objective that is borne for room to find the centre in."""
-CENTRE_STEPS_MAX = 100
-CENTRE_DECREMENT = 1e-8
-"""The centre is found when half a Newton step could lower the barrier by no more than this."""
 
 
 class GavelOptions(Tree):
@@ -207,7 +202,9 @@ class Gavel(ABC):
         # A job that may run only where nothing counts as size is measured by its mean speed instead.
         equal = np.where(equal > 0, equal, fast.mean(axis=1))
         worth = self._worth(chosen, fast, equal)
-        shares = greatest_least(worth, _fractions(chosen, types), fast > 0)
+        loads = np.array([_amounts(_gang(view)) for view in chosen])
+        rooms = np.array([_amounts(room) for room in types.capacity])
+        shares = greatest_least(worth, loads, rooms, fast > 0)
         return {
             (view.job_id, kind): float(shares[row, column])
             for row, view in enumerate(chosen)
@@ -236,7 +233,9 @@ class GavelMakespan(Gavel):
         # One that has done all it declared and still runs counts as nearly done, not as endlessly urgent.
         least = np.array([view.epochs for view in views]) * 1e-3
         urgency: Array = 1 / np.maximum(left, np.maximum(least, 1e-12))
-        return speeds * urgency[:, None]
+        worth: Array = speeds * urgency[:, None]
+        scaled: Array = worth / worth.max(axis=1).mean()
+        return scaled
 
 
 class _Round:
@@ -278,7 +277,7 @@ class _Round:
     def _queue(self, column: int) -> list[int]:
         """Jobs that can run on the type, the one that lags most behind its share first.
 
-        Ties go to whom earlier plans owe most (to the second: shares are exact to `OPTIMALITY` only), then to the
+        Ties go to whom earlier plans owe most (to the second: shares are exact to about 1e-6), then to the
         greater share, then by arrival.
         """
         kind = self._types.names[column]
@@ -325,40 +324,36 @@ def _gang(view: JobView) -> Resources:
     return view.worker_demand * view.minimum.workers + view.ps_demand * view.minimum.ps
 
 
-def _fractions(views: Sequence[JobView], types: _Types) -> Array:
-    """Of each resource of each type, the fraction that each job's gang takes: jobs by types by resources."""
-    gangs = np.array([_amounts(_gang(view)) for view in views], dtype=np.float64)
-    rooms = np.array([_amounts(room) for room in types.capacity], dtype=np.float64)
-    # What a type has nothing of, nobody who can run there needs.
-    return np.divide(gangs[:, None, :], rooms[None], out=np.zeros((len(views), *rooms.shape)), where=rooms[None] > 0)
+def _amounts(room: Resources) -> tuple[float, float, float]:
+    """Cores, GiB and GPUs: as jobs and machines are counted, so that numbers are neither great nor small."""
+    return room.cpu_milli / 1000, room.memory_mib / 1024, room.gpu_milli / 1000
 
 
-def _amounts(room: Resources) -> tuple[int, int, int]:
-    return room.cpu_milli, room.memory_mib, room.gpu_milli
-
-
-def greatest_least(worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
+def greatest_least(worth: Array, loads: Array, rooms: Array, able: NDArray[np.bool_]) -> Array:
     """Shares of time that make the least of `sum_t worth[j,t] x[j,t]` over jobs as great as can be.
 
     Args:
         worth: what a whole share does, by job and type.
-        fractions: of each resource of each type, what a job takes: jobs by types by resources.
+        loads: of each resource, what a job takes: jobs by resources.
+        rooms: what there is of each resource on each type: types by resources.
         able: where a job can run; elsewhere its share is zero. Each job can run somewhere.
-
-    Returns:
-        The analytic centre of all shares that are within `OPTIMALITY` of the optimum.
     """
     worth = np.where(able, worth, 0.0)
-    fractions = np.where(able[:, :, None], fractions, 0.0)
-    # Only ratios of worth count for the shares; this keeps the program well scaled.
-    worth = worth / worth.max(axis=1).mean()
-    best = _optimum(worth, fractions, able)
-    return _centre(best, worth, fractions, able)
+    # What a type has nothing of, nobody who can run there needs.
+    taken = np.where(able[:, :, None] & (rooms > 0), loads[:, None, :], 0.0)
+    shares = interior.follow(worth, taken, rooms, able)
+    if shares is None:
+        shares = _corner(worth, np.divide(taken, rooms, out=np.zeros(taken.shape), where=rooms > 0), able)
+    shares = np.clip(shares, 0.0, None)
+    used = np.divide((taken * shares[:, :, None]).sum(axis=0), rooms, out=np.zeros(rooms.shape), where=rooms > 0)
+    within: Array = shares / max(1.0, float(shares.sum(axis=1).max()), float(used.max(initial=0.0)))
+    return within
 
 
-def _optimum(worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
+def _corner(worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
     """Some optimal corner, by HiGHS."""
     jobs, types, resources = fractions.shape
+    worth = worth / worth.max()  # only ratios count for the shares; this keeps the program well scaled
     own = kron(diags_array(np.ones(jobs)), np.ones((1, types)), format="csr")
     least = hstack([-own @ diags_array(worth.ravel()), np.ones((jobs, 1))], format="csr")
     whole = hstack([own, csr_array((jobs, 1))], format="csr")
@@ -373,78 +368,5 @@ def _optimum(worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
     answer = linprog(cost, vstack([least, whole, room], format="csr"), limits, bounds=bounds, method="highs")
     if answer.x is None:
         raise ArithmeticError(f"the linear program of {jobs} jobs has no solution: {answer.message}")
-    corner: Array = np.clip(answer.x[:-1].reshape(jobs, types), 0.0, 1.0)
+    corner: Array = answer.x[:-1].reshape(jobs, types)
     return corner
-
-
-def _centre(best: Array, worth: Array, fractions: Array, able: NDArray[np.bool_]) -> Array:
-    """The analytic centre of the nearly optimal shares: Newton's method on the sum of the logarithms of all slacks.
-
-    The Hessian is a small block per job plus one rank for each resource of each type, so a step is linear in jobs.
-    """
-    jobs, types, resources = fractions.shape
-    floor = float((worth * best).sum(axis=1).min()) * (1 - OPTIMALITY)
-    even = 0.5 * able / max(types, float(fractions.sum(axis=0).max()))
-    shares: Array = (1 - OPTIMALITY / 2) * best + even * (OPTIMALITY / 2)
-    by_type = np.zeros((jobs, types, types, resources))
-    by_type[:, range(types), range(types), :] = fractions
-    load = by_type.reshape(jobs, types, types * resources)
-    barrier = _Barrier(worth, floor, load[:, :, load.any(axis=(0, 1))], able)
-    for _ in range(CENTRE_STEPS_MAX):
-        step, decrement = barrier.newton(shares)
-        if decrement / 2 <= CENTRE_DECREMENT:
-            break
-        shares = shares + barrier.length(shares, step, decrement) * step
-    return shares
-
-
-@dataclass(frozen=True, slots=True)
-class _Barrier:
-    """Minus the sum of the logarithms of all slacks of nearly optimal shares."""
-
-    worth: Array
-    floor: float
-    """What every job's part of the objective must exceed."""
-    load: Array
-    """Fraction of each resource that a whole share takes: jobs by types by resources of all types."""
-    able: NDArray[np.bool_]
-
-    def slacks(self, shares: Array) -> tuple[Array, Array, Array, Array]:
-        """Of the shares themselves, the jobs' objectives, the jobs' whole time, and the resources."""
-        return (
-            np.where(self.able, shares, 1.0),
-            (self.worth * shares).sum(axis=1) - self.floor,
-            1 - shares.sum(axis=1),
-            1 - np.einsum("jtk,jt->k", self.load, shares),
-        )
-
-    def newton(self, shares: Array) -> tuple[Array, float]:
-        """Newton's step, and by how much the barrier falls along it to first order."""
-        own, gain, whole, room = self.slacks(shares)
-        jobs, types = shares.shape
-        ones = self.able.astype(np.float64)
-        slope = ones * (-1 / own - self.worth / gain[:, None] + 1 / whole[:, None] + self.load @ (1 / room))
-        block = np.zeros((jobs, types, types))
-        block[:, range(types), range(types)] = 1 / own**2
-        block += self.worth[:, :, None] * self.worth[:, None, :] / (gain**2)[:, None, None]
-        block += ones[:, :, None] * ones[:, None, :] / (whole**2)[:, None, None]
-        solved = np.linalg.solve(block, np.concatenate([-slope[:, :, None], self.load], axis=2))
-        free, through = solved[:, :, 0], solved[:, :, 1:]
-        # Woodbury: the resources tie the jobs' blocks together.
-        tie = np.diag(room**2) + np.einsum("jtk,jtl->kl", self.load, through)
-        step = free - through @ np.linalg.solve(tie, np.einsum("jtk,jt->k", self.load, free))
-        return step, -float((slope * step).sum())
-
-    def length(self, shares: Array, step: Array, decrement: float) -> float:
-        """How far to go: halved until everything stays positive and the barrier falls enough; zero if it never does."""
-        value = self._value(shares)
-        length = 1.0
-        while length > 1e-12:
-            if self._value(shares + length * step) <= value - 0.25 * length * decrement:
-                return length
-            length /= 2
-        return 0.0
-
-    def _value(self, shares: Array) -> float:
-        slacks = np.concatenate([part.ravel() for part in self.slacks(shares)])
-        return -float(np.log(slacks).sum()) if slacks.min() > 0 else np.inf

@@ -10,7 +10,7 @@ import ast
 import csv
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -37,8 +37,6 @@ SHUFFLE_SEED = 5
 
 Speeds = dict[tuple[str, str, int], float]
 """Steps per second by accelerator type, job type and size of the gang."""
-Solve = Callable[[Array, tuple[int, ...], tuple[JobId, ...]], Array]
-"""Shares by job and type from speeds by job and type, gangs and names of the jobs."""
 
 
 @dataclass(slots=True)
@@ -101,13 +99,11 @@ class AsThere(GavelMaxmin):
     Args:
         speeds: Gavel's table.
         aware: whether a type counts by the job's speed on it.
-        solve: shares by job and type for such speeds and gangs; by default the product's own.
     """
 
-    def __init__(self, speeds: Speeds, *, aware: bool, seed: int = 0, solve: Solve | None = None) -> None:
-        super().__init__(GavelOptions(aware=aware, wait_for_plan=True, replan_slots=REPLAN_ROUNDS, seed=seed))
+    def __init__(self, speeds: Speeds, *, aware: bool) -> None:
+        super().__init__(GavelOptions(aware=aware, wait_for_plan=True, replan_slots=REPLAN_ROUNDS))
         self._table = speeds
-        self._solve = solve
         self._shuffle = Random(SHUFFLE_SEED)
 
     def _speeds(self, views: Sequence[JobView], types: _Types) -> Array:
@@ -116,8 +112,6 @@ class AsThere(GavelMaxmin):
         return speeds if self._options.aware else (speeds > 0).astype(np.float64)
 
     def _type_order(self, slot: int, speeds: Array) -> list[int]:
-        if self._solve is None:
-            return super()._type_order(slot, speeds)
         order = ["v100", "p100", "k80"]
         if not self._options.aware:
             self._shuffle.shuffle(order)
@@ -128,34 +122,6 @@ class AsThere(GavelMaxmin):
             # A quirk of the simulator and no rule of Gavel: it takes a plan of time zero for none.
             self._plan = replace(self._plan, slot=-REPLAN_ROUNDS)
         return super()._planned(observation, views, types, speeds)
-
-    def _shares(self, views: Sequence[JobView], types: _Types, speeds: Array) -> dict[tuple[JobId, str], float]:
-        if self._solve is None:
-            return super()._shares(views, types, speeds)
-        known = speeds if self._options.aware else np.ones_like(speeds)
-        shares = self._solve(known, tuple(view.minimum.workers for view in views), tuple(v.job_id for v in views))
-        return {
-            (view.job_id, kind): float(shares[row, column])
-            for row, view in enumerate(views)
-            for column, kind in enumerate(types.names)
-        }
-
-
-def recorded_shares(aware: bool) -> Solve:
-    """The shares that Gavel's own program and solver gave in the runs that tests make.
-
-    `gavel_shares.jsonl.gz` holds what ECOS 2.0.14 answers to the program of Gavel's `max_min_fairness.py`, as CVXPY
-    hands it over. A run that plans for other sets of jobs needs them to be recorded anew: give `solve` to `AsThere`.
-    """
-    with gzip.open(Path(__file__).with_name("gavel_shares.jsonl.gz"), "rt") as file:
-        rows = [json.loads(line) for line in file]
-    known = {row["jobs"]: np.array(row["shares"]) for row in rows}
-
-    def solve(speeds: Array, gangs: tuple[int, ...], job_ids: tuple[JobId, ...]) -> Array:
-        shares: Array = known[f"{'aware' if aware else 'blind'}:{','.join(str(int(job_id)) for job_id in job_ids)}"]
-        return shares
-
-    return solve
 
 
 @dataclass(frozen=True, slots=True)

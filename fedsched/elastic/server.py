@@ -100,7 +100,7 @@ class ParameterServer:
         pieces, chunks = parts(request_iterator)
         with self._changed:
             self._await(context, lambda: self._arena is not None)
-            arena = self._own_gradients(pieces.gradients_of) if pieces.gradients_of else self._arena
+            arena = self._gradients_buffer(pieces.gradients_of) if pieces.gradients_of else self._arena
         assert arena is not None
         arena.write(pieces, chunks)
         return pb.Done()
@@ -195,7 +195,7 @@ class ParameterServer:
         assert self._shard is not None
         chief = pushes[0]
         here = self._shard.blocks
-        theirs = self._gradients[chief.worker][1]
+        theirs = self._gradients_buffer(chief.worker)
         self._shard.set_buffers({index: theirs.value(index) for index in chief.buffers if index in here})
         if not skipped:
             gradients = [self._gradients_of(push, here) for push in pushes]
@@ -203,13 +203,13 @@ class ParameterServer:
 
     def _gradients_of(self, push: pb.Push, here: frozenset[int]) -> Gradients:
         assert self._model is not None
-        buffer = self._gradients[push.worker][1]
+        buffer = self._gradients_buffer(push.worker)
         dense = {index: buffer.value(index) for index in push.gradients if index in here}
         sparse = sparse_of(push.sparse, self._model)
         return dense | {index: gradient for index, gradient in sparse.items() if index in here}
 
-    def _own_gradients(self, worker: str) -> Arena:
-        """A buffer for what a worker of another machine sends."""
+    def _gradients_buffer(self, worker: str) -> Arena:
+        """The worker's own on this machine, else one for what it sends."""
         assert self._model is not None
         if worker not in self._gradients:
             self._gradients[worker] = ("", Arena.of_gradients(self._model))
@@ -406,6 +406,7 @@ class ParameterServer:
 def main() -> int:
     """Serve until the coordinator says that the job is over."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.sparse.check_sparse_tensor_invariants.enable()  # Rows out of range would be written into other memory.
     signal.signal(signal.SIGTERM, _exit_at_once)
     try:
         task = environment.read(os.environ)

@@ -55,7 +55,7 @@ def _task(environ: dict[str, str], log: str) -> None:
 
 def _run(role: str) -> None:
     if role == "worker":
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        runpy.run_path(os.environ.get("SCRIPT", str(SCRIPT)), run_name="__main__")
         return
     if role == "ps":
         ending.run(server.main)

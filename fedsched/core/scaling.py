@@ -96,6 +96,9 @@ class ModelDescribed(Record, frozen=True):
     blocks: tuple[Block, ...]
     steps: int
     """Steps of the whole training."""
+    asynchronous: bool = False
+    """A step is one worker's: under a plan with W workers, the one of rank r takes every W-th step from the plan's
+    first plus r on, and waits for nobody. Only plans and checkpoints have everybody's steps below them taken first."""
 
 
 class TaskReported(Record, frozen=True):
@@ -106,7 +109,7 @@ class TaskReported(Record, frozen=True):
     seen: int = 0
     """Number of the newest view it knows."""
     done: int = 0
-    """Worker: all steps below this are finished, their results pulled."""
+    """Worker: all steps below this that are its to take are finished, their results pulled."""
     holds: int = 0
     """Server: the newest plan of which it has all its blocks."""
     saved: int = -1
@@ -333,6 +336,7 @@ class Scaling:
     checkpoint_step: int = -1
     """Newest complete checkpoint."""
     steps: int = 0
+    asynchronous: bool = False
 
     _blocks: tuple[Block, ...] | None = None
     _members: dict[TaskName, _Member] = field(default_factory=dict)
@@ -381,7 +385,7 @@ class Scaling:
         self.time_s = max(self.time_s, event.time_s)
         match event:
             case ModelDescribed():
-                self._blocks, self.steps = event.blocks, event.steps
+                self._blocks, self.steps, self.asynchronous = event.blocks, event.steps, event.asynchronous
             case TaskReported():
                 self._report(event)
             case TaskGone():
@@ -423,10 +427,19 @@ class Scaling:
         member.saved = max(member.saved, event.saved)
         if event.done >= member.done:
             member.done, member.pause_s = event.done, event.pause_s
-        if self.plan and event.done > self.done:
-            self.done, self._progress_s = event.done, self.time_s
+        done = self._done_by_all(event.done) if self.plan else 0
+        if self.plan and done > self.done:
+            self.done, self._progress_s = done, self.time_s
         if self._pace:
             self._pace.measure(self.time_s, self.done)
+
+    def _done_by_all(self, newest: int) -> int:
+        """Below this, every step is finished. Synchronous workers finish a step only together."""
+        assert self.plan is not None
+        if not self.asynchronous:
+            return newest
+        here = [task for task in self.plan.workers if task in self._members or task in self._left]
+        return min((self._done(task) for task in here), default=0)
 
     def _gone(self, event: TaskGone) -> None:
         trained = self._trained()
@@ -655,7 +668,10 @@ class Scaling:
     def _window(self) -> int:
         assert self._pace is not None
         steps = round(self.config.window_s / self._pace.step_s) if self._pace.step_s else 0
-        return min(max(steps, self.config.window_steps_min), self.config.window_steps_max)
+        # Asynchronous workers are that many steps apart at most, and each needs some of its own under either plan.
+        plans = [plan for plan in (self.plan, self.next_plan) if plan]
+        each = max(len(plan.workers) for plan in plans) if self.asynchronous else 1
+        return each * min(max(steps // each, self.config.window_steps_min), self.config.window_steps_max)
 
     def _dismiss_strays(self) -> None:
         """Who came and is wanted by no order within the time for joining goes again."""

@@ -31,6 +31,7 @@ def join(
     seed: int = 0,
     scheduler: LRScheduler | None = None,
     scaler: GradScaler | None = None,
+    asynchronous: bool = False,
 ) -> Session:
     """Make this process a worker of its job, or, outside of one, the only worker.
 
@@ -44,6 +45,8 @@ def join(
             is resumed. A scheduler that the script steps by itself would start anew there.
         scaler: scales losses up for float16; a step in which any worker's gradients overflow is left out by all.
             Autocast alone, with bfloat16, needs none.
+        asynchronous: workers do not wait for each other. Each takes whole batches in turn, of a size that no resize
+            changes; the servers apply every gradient at once, to parameters that others may have changed since.
 
     Raises:
         InvalidInput: the optimiser cannot work on several servers.
@@ -52,4 +55,4 @@ def join(
     # Torch takes seconds to import, and the coordinator, which lives in this package too, does without.
     from fedsched.elastic.session import Session
 
-    return Session(model, optimizer, seed=seed, scheduler=scheduler, scaler=scaler)
+    return Session(model, optimizer, seed=seed, scheduler=scheduler, scaler=scaler, asynchronous=asynchronous)

@@ -181,7 +181,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
                 )
         self._model = model
         self._parameters = Segment.create("parameters", Layout.of(model).total_bytes)
-        self._handle(scaling.ModelDescribed(now_s, model.core_blocks(), model.steps))
+        self._handle(scaling.ModelDescribed(now_s, model.core_blocks(), model.steps, model.asynchronous))
         return ""
 
     def _shard_written(self, task: TaskName, saved: pb.ShardWritten, now_s: float) -> int:

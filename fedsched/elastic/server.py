@@ -73,6 +73,10 @@ class ParameterServer:
         self._gradients: dict[str, tuple[str, Arena]] = {}
         """Of each worker: where its gradients are, and the handle that led there."""
         self._steps: dict[int, _Step] = {}
+        self._alone: dict[str, tuple[int, _Step]] = {}
+        """Of each asynchronous worker: its newest step."""
+        self._saves: set[int] = set()
+        """Versions at which a checkpoint is due, as far as pushes have told."""
         self._copying = False
         """A checkpoint is being copied: nothing may change until that is done."""
         self._failure = ""
@@ -136,6 +140,8 @@ class ParameterServer:
         """One worker's part of a step; a repeated one changes nothing."""
         came_s = time.monotonic()
         with self._changed:
+            if self._model is not None and self._model.asynchronous:
+                return self._exchange_alone(request, context)
             self._await(context, lambda: self._at(request.plan, request.step) or self._replied(request.step))
             held_s = time.monotonic() - came_s
             step = self._steps.setdefault(request.step, _Step())
@@ -147,8 +153,29 @@ class ParameterServer:
             assert step.reply is not None
             return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped, held_s=held_s)
 
+    def _exchange_alone(self, request: pb.Push, context: grpc.ServicerContext) -> pb.Stepped:
+        """An asynchronous step: taken at once, but not before all steps below a checkpoint that it comes after."""
+        came_s = time.monotonic()
+        self._saves.update(request.saves)
+        self._await(context, lambda: self._active is not None and self._active.number >= request.plan)
+        held_s = time.monotonic() - came_s
+        below = max((save for save in self._saves if save <= request.step), default=0)
+        self._await(context, lambda: self._version >= below and not self._copying)
+        newest, step = self._alone.get(request.worker, (-1, _Step()))
+        if request.step > newest:
+            step = _Step()
+            self._take_step(step, [request], self._version)
+            self._alone[request.worker] = (request.step, step)
+        self._await(context, lambda: step.reply is not None)
+        assert step.reply is not None
+        return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped, held_s=held_s)
+
     def _at(self, plan: int, version: int) -> bool:
-        return self._active is not None and self._active.number == plan and self._version == version
+        """Whether the plan is in force and its blocks have come to the version; asynchronous ones may be beyond it."""
+        if self._active is None or self._active.number != plan:
+            return False
+        asynchronous = self._model is not None and self._model.asynchronous
+        return self._version >= version if asynchronous else self._version == version
 
     def _replied(self, number: int) -> bool:
         return number in self._steps and self._steps[number].reply is not None
@@ -169,7 +196,12 @@ class ParameterServer:
         assert self._active is not None
         if any(worker not in step.pushes for worker in self._active.workers):
             return
-        pushes = [step.pushes[worker] for worker in self._active.workers]
+        self._take_step(step, [step.pushes[worker] for worker in self._active.workers], number)
+        # A worker can be one step behind another at most; its answer must still be there.
+        self._steps = {n: s for n, s in self._steps.items() if n >= number - 1}
+
+    def _take_step(self, step: _Step, pushes: Sequence[pb.Push], version: int) -> None:
+        """From a version to the next one, and a checkpoint where it is due there."""
         skipped = any(push.overflow for push in pushes)
         try:
             self._apply(pushes, skipped)
@@ -180,15 +212,15 @@ class ParameterServer:
             self._report(lambda report: setattr(report, "error", self._failure))
             self._changed.notify_all()
             return
-        self._version = number + 1
+        self._version = version + 1
         step.reply = pb.Stepped(version=self._version, skipped=skipped)
         step.pushes.clear()
-        # A worker can be one step behind another at most; its answer must still be there.
-        self._steps = {n: s for n, s in self._steps.items() if n >= number - 1}
-        if pushes[0].save:
+        self._saves.update(save for push in pushes for save in push.saves)
+        if self._version in self._saves:
             # Copied while workers compute the next step; the optimiser waits for it, and so does a switch.
             self._copying = True
             self._writer.submit(self._write_shard, self._version)
+        self._saves = {save for save in self._saves if save > self._version}
         self._changed.notify_all()
 
     def _apply(self, pushes: Sequence[pb.Push], skipped: bool) -> None:
@@ -406,7 +438,8 @@ class ParameterServer:
 def main() -> int:
     """Serve until the coordinator says that the job is over."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    torch.sparse.check_sparse_tensor_invariants.enable()  # Rows out of range would be written into other memory.
+    # Rows out of range would be written into other memory.
+    torch.sparse.check_sparse_tensor_invariants.enable()  # type: ignore[no-untyped-call]
     signal.signal(signal.SIGTERM, _exit_at_once)
     try:
         task = environment.read(os.environ)

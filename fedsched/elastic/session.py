@@ -99,6 +99,7 @@ class Session:
         seed: int = 0,
         scheduler: LRScheduler | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        asynchronous: bool = False,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -107,6 +108,7 @@ class Session:
         self._seed = seed
         self._scheduler = scheduler
         self._scaler = scaler
+        self._asynchronous = asynchronous
         self._scheduled = 0
         self._sampling: Sampling | None = None
         self._turn: Turn | None = None
@@ -146,8 +148,8 @@ class Session:
     ) -> Iterator[Any]:
         """This worker's slice of every step's batch, collated, to the end of the training.
 
-        `batch_size` counts the samples of all workers together. A worker that is taken out of the job leaves
-        the process here, with exit code 0. Each batch must be answered by `step`.
+        `batch_size` counts the samples of all workers together, in an asynchronous job those of one. A worker that is
+        taken out of the job leaves the process here, with exit code 0. Each batch must be answered by `step`.
 
         Raises:
             InvalidInput: it was called before, or a batch was not answered.
@@ -164,12 +166,16 @@ class Session:
 
     def _turns(self, dataset: Dataset[Any], sampling: Sampling, collate: Collate, workers: int) -> Iterator[Any]:
         if workers:
-            yield from self._rehearse(dataset, sampling.part(0, 0, workers + 1)[0], collate)
+            yield from self._rehearse(
+                dataset, sampling.part(0, 0, 1 if self._asynchronous else workers + 1)[0], collate
+            )
         self._trainer.ready()
         while (turn := self._trainer.turn()) is not None:
             self._turn = turn
             self._catch_up(turn.step)
-            indexes, self._weight = sampling.part(turn.step, turn.rank, turn.workers)
+            # An asynchronous step is one worker's, with a batch of its own.
+            place = (0, 1) if self._asynchronous else (turn.rank, turn.workers)
+            indexes, self._weight = sampling.part(turn.step, *place)
             self._stepped = False
             if indexes:
                 yield collate([dataset[index] for index in indexes])
@@ -250,6 +256,7 @@ class Session:
             optimizer=self._optimizer_name,
             hyperparameters=optimizers.hyperparameters(self._optimizer),
             state_keys=self._state_keys,
+            asynchronous=self._asynchronous,
             blocks=blocks,
             samples=sampling.samples,
             batch_size=sampling.batch_size,

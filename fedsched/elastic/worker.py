@@ -66,8 +66,10 @@ class Worker:
         """Of each tensor: its blocks, in order."""
         self._arena: Arena | None = None
         """The job's parameters: shared on the coordinator's machine, else this process' own copy."""
+        self._own: Arena | None = None
+        """What the model sees: the same, or, in an asynchronous job, a copy from between two steps."""
         self._in_arena: set[int] = set()
-        """Tensors of the model that are the arena's own: they are never copied."""
+        """Tensors of the model that are that arena's own: they are not copied once more."""
         self._gradients: Arena | None = None
         self._shared = False
         """Whether this process and the coordinator are on one machine."""
@@ -79,8 +81,10 @@ class Worker:
         self._reported_s = 0.0
         self._reported = -1
         self._loss: float | torch.Tensor | None = None
-        self._joined_at = 0
-        """The plan that this worker came with."""
+        self._seen_plan = 0
+        """The plan of the step before; 0 before the first."""
+        self._is_switching = False
+        """Whether the present step is the first one under its plan, and not this worker's first."""
         self._pause_s = 0.0
         tracing.setup(task.task, endpoint=task.trace_endpoint, file=task.trace_file)
         self._joining = tracing.start(
@@ -132,28 +136,33 @@ class Worker:
             return None
         since_s = time.monotonic()
         plan = self._await_plan()
+        if plan is None:
+            self._await_finished()
+            self._release()
+            return None
         self.rank = list(plan.workers).index(self._task.task)
         if self._step < 0:
             self._start(plan)
-            if self._step >= self._spec.steps:
-                self._await_finished()
-                self._release()
-                return None
-        elif self._step == plan.from_step:
+            if self._step >= self._spec.steps or self._is_asynchronous:
+                return self.turn()  # There may be no step left, or none of its own for now.
+        if plan.number > self._seen_plan > 0:
             self._pause_s = time.monotonic() - since_s
+        self._is_switching = plan.number > self._seen_plan > 0
+        self._seen_plan = plan.number
         return Turn(self._step, self.rank, len(plan.workers))
 
     def step(self, turn: Turn, weight: float, loss: float | torch.Tensor | None, *, overflow: bool = False) -> bool:
         """Push this worker's gradients, take the new parameters; False when they are as before."""
         assert self._spec is not None
         plan = self._await_plan()
+        assert plan is not None
         replies = self._exchange(plan, turn, weight, overflow)
-        if turn.step == plan.from_step and plan.number > self._joined_at:
+        if self._is_switching:
             # Standing still for a switch is to wait for the plan and, at a server, for its blocks to have come.
             self._pause_s += max(reply.held_s for reply in replies)
         self._step = turn.step + 1
         self._loss = loss if loss is not None else self._loss
-        self._report_progress(turn.step == plan.from_step)
+        self._report_progress(self._is_switching)
         return not any(reply.skipped for reply in replies)
 
     def report(self, accuracy: float) -> None:
@@ -186,8 +195,13 @@ class Worker:
             self._report_at = (self._step + view.granted) // 2
             self._changed.notify_all()
 
-    def _await_plan(self) -> pb.PlanView:
-        """The plan of the next step, once it is granted; ends the process when told to."""
+    @property
+    def _is_asynchronous(self) -> bool:
+        return self._spec is not None and self._spec.asynchronous
+
+    def _await_plan(self) -> pb.PlanView | None:
+        """The plan of the next step, once it is granted; None after the last. Ends the process when told to."""
+        assert self._spec is not None
         until_s = time.monotonic() + self._wait_s
         with self._changed:
             while True:
@@ -196,6 +210,8 @@ class Worker:
                 plan = self._granted_plan()
                 if plan is not None:
                     return plan
+                if self._step >= self._spec.steps:
+                    return None
                 if self._reported < self._step:
                     # Whoever waits must have said where it stands: that may be what the coordinator waits for.
                     self._report_progress(urgent=True)
@@ -225,9 +241,28 @@ class Worker:
             # Pulling parameters needs no grant: the servers answer when they have come to the plan's first step.
             return next((plan for plan in view.plans if self._task.task in plan.workers), None)
         covering = [plan for plan in view.plans if plan.from_step <= self._step]
+        if covering and self._is_asynchronous:
+            return self._granted_plan_alone(covering[-1])
         if not covering or self._step >= view.granted or self._task.task not in covering[-1].workers:
             return None
         return covering[-1]
+
+    def _granted_plan_alone(self, plan: pb.PlanView) -> pb.PlanView | None:
+        """The same where workers take steps in turn: moves on to this worker's next step."""
+        assert self._spec is not None
+        if self._task.task not in plan.workers:
+            return None
+        rank = list(plan.workers).index(self._task.task)
+        behind = self._step - plan.from_step - rank
+        mine = plan.from_step + rank + max(0, -(-behind // len(plan.workers))) * len(plan.workers)
+        following = [later for later in self._view.plans if later.from_step > plan.from_step]
+        end = following[0].from_step if following else self._spec.steps
+        if mine >= end:
+            # Nothing is left for it under this plan.
+            self._step = end
+            return self._granted_plan_alone(following[0]) if following else None
+        self._step = mine
+        return plan if mine < self._view.granted else None
 
     def _leave(self, message: str) -> NoReturn:
         """End the process, as ordered: cleanly when taken out or stopped, with the reason when the job failed."""
@@ -255,7 +290,6 @@ class Worker:
         """Get the parameters of the plan's first step; the chief of a fresh job brings them along."""
         assert self._spec is not None
         arena = self._the_arena()
-        self._joined_at = plan.number
         servers = sorted(set(plan.owners))
         if plan.number == 1 and not self._view.checkpoint and plan.workers[0] == self._task.task:
             for number, tensor in enumerate(self._tensors):
@@ -265,7 +299,8 @@ class Worker:
         request = pb.PullRequest(plan=plan.number, version=plan.from_step)
         self._call(plan, dict.fromkeys(servers, request), "Pull")
         self._get(plan, range(len(self._spec.blocks)))
-        self._adopt(arena)
+        self._refresh()
+        self._adopt()
         self._sent_buffers = {index: self._tensors[index].detach().clone() for index in self._buffers()}
         self._step = plan.from_step
         self._report_progress(urgent=True)
@@ -275,14 +310,25 @@ class Worker:
         """The parameters' buffer, from the first view on that tells of it."""
         assert self._spec is not None
         if self._arena is None:
-            self._arena = Arena.of_parameters(self._spec, self._view.parameters if self._shared else "")
+            handle = self._view.parameters if self._shared else ""
+            self._arena = Arena.of_parameters(self._spec, handle)
+            # Who waits for nobody would see parameters change while it computes.
+            self._own = Arena.of_parameters(self._spec) if handle and self._spec.asynchronous else self._arena
         return self._arena
 
     def _whole(self, arena: Arena, number: int) -> torch.Tensor:
         return arena.whole(self._tensor_blocks[number][0], self._tensors[number])
 
-    def _adopt(self, arena: Arena) -> None:
+    def _refresh(self) -> None:
+        """Copy the newest values to where the model sees them, unless it sees them already."""
+        assert self._own is not None
+        if self._own is not self._arena:
+            self._own.copy_values(self._the_arena())
+
+    def _adopt(self) -> None:
         """Let the model's parameters be the arena's own wherever that can be; copy the others' values."""
+        assert self._own is not None
+        arena = self._own
         with torch.no_grad():
             for number, tensor in enumerate(self._tensors):
                 value = self._whole(arena, number)
@@ -308,8 +354,9 @@ class Worker:
         assert self._spec is not None
         assert self._gradients is not None
         chief = turn.rank == 0
-        settings = json.dumps(optimizers.hyperparameters(self._optimizer)) if chief else ""
-        save = turn.step + 1 in self._view.saves or turn.step + 1 == self._spec.steps
+        speaks = chief or self._spec.asynchronous
+        settings = json.dumps(optimizers.hyperparameters(self._optimizer)) if speaks else ""
+        saves = [*self._view.saves, self._spec.steps]
         dense, sparse = self._write_gradients(self._gradients, weight)
         owners = list(plan.owners)
         changed = [number for number in self._buffers() if chief and self._buffer_changed(number)]
@@ -323,7 +370,7 @@ class Worker:
                 plan=plan.number,
                 step=turn.step,
                 hyperparameters=settings,
-                save=save,
+                saves=saves,
                 gradients=[index for index in dense if owners[index] == server],
                 sparse=[message for index, told in sparse.items() if owners[index] == server for message in told],
                 buffers=[index for index in buffers if owners[index] == server],
@@ -334,6 +381,7 @@ class Worker:
         replies: list[pb.Stepped] = self._call(plan, pushes, "Exchange")
         self.wire_bytes += sum(push.ByteSize() for push in pushes.values())
         self._get(plan, [index for index, block in enumerate(self._spec.blocks) if block.group >= 0])
+        self._refresh()
         self._take()
         return replies
 
@@ -376,11 +424,11 @@ class Worker:
 
     def _take(self) -> None:
         """Bring the new values to where the model keeps its own."""
-        assert self._arena is not None
+        assert self._own is not None
         with torch.no_grad():
             for number, tensor in enumerate(self._tensors):
                 if number not in self._in_arena and self._is_optimised(number):
-                    tensor.copy_(self._whole(self._arena, number))
+                    tensor.copy_(self._whole(self._own, number))
 
     def _buffers(self) -> list[int]:
         """Tensors that are not optimised."""

@@ -51,7 +51,8 @@ def main() -> None:
     """Train; the chief prints the error on ratings that were not trained on."""
     users, items, count, epochs, batch, seed = (int(os.environ.get(name, value)) for name, value in DEFAULTS)
     torch.manual_seed(seed)
-    torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns of those who did not choose
+    # Torch warns of those who did not choose.
+    torch.sparse.check_sparse_tensor_invariants.enable()  # type: ignore[no-untyped-call]
     known = ratings(users, items, count + count // 10, seed)
     train, test = TensorDataset(*known[:count]), known[count:]
     model = Recommender(users, items)

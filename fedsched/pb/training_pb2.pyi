@@ -615,7 +615,7 @@ class Push(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     HYPERPARAMETERS_FIELD_NUMBER: _builtins.int
-    SAVE_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     GRADIENTS_FIELD_NUMBER: _builtins.int
     SPARSE_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
@@ -624,11 +624,13 @@ class Push(_message.Message):
     plan: _builtins.int
     step: _builtins.int
     hyperparameters: _builtins.str
-    """of each parameter group (JSON); the chief's count"""
-    save: _builtins.bool
-    """a checkpoint is due after this step"""
+    """of each parameter group (JSON); the chief's count, in an asynchronous job everybody's"""
     overflow: _builtins.bool
     """the gradients are not finite: nobody may use them"""
+    @_builtins.property
+    def saves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """versions at which a checkpoint is due"""
+
     @_builtins.property
     def gradients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """blocks with a gradient in the worker's buffer, weighted by its share of the samples"""
@@ -648,7 +650,7 @@ class Push(_message.Message):
         plan: _builtins.int = ...,
         step: _builtins.int = ...,
         hyperparameters: _builtins.str = ...,
-        save: _builtins.bool = ...,
+        saves: _abc.Iterable[_builtins.int] | None = ...,
         gradients: _abc.Iterable[_builtins.int] | None = ...,
         sparse: _abc.Iterable[Global___Tensor] | None = ...,
         buffers: _abc.Iterable[_builtins.int] | None = ...,
@@ -656,7 +658,7 @@ class Push(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "gradients", b"gradients", "hyperparameters", b"hyperparameters", "overflow", b"overflow", "plan", b"plan", "save", b"save", "sparse", b"sparse", "step", b"step", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "gradients", b"gradients", "hyperparameters", b"hyperparameters", "overflow", b"overflow", "plan", b"plan", "saves", b"saves", "sparse", b"sparse", "step", b"step", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

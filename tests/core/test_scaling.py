@@ -153,7 +153,9 @@ class World:
             if twin.view.leave:
                 self.leave(twin)
                 return
-            if role_of(twin.task) is Role.WORKER:
+            if role_of(twin.task) is Role.WORKER and self.core.asynchronous:
+                self.work_alone(twin, twin.view)
+            elif role_of(twin.task) is Role.WORKER:
                 self.work_worker(twin, twin.view)
             else:
                 self.work_server(twin, twin.view)
@@ -221,6 +223,45 @@ class World:
         if self.version[0] > twin.step:
             twin.step, twin.pushing = twin.step + 1, False
 
+    def work_alone(self, twin: Twin, view: View) -> None:
+        """An asynchronous worker's turn."""
+        if twin.step < 0:
+            mine = [plan for plan in view.plans if twin.task in plan.workers]
+            if mine and all(self.held(index, mine[0]) for index in range(len(BLOCKS))):
+                twin.step = mine[0].from_step
+            return
+        if twin.step >= self.steps:
+            if view.finished and not twin.ending:
+                twin.ending = True
+                self.after(self.chance.uniform(0.0, self.linger_s), lambda: self.vanish(twin))
+            return
+        for plan, following in zip(view.plans, (*view.plans[1:], None), strict=True):
+            over = following is not None and twin.step >= following.from_step
+            if over or plan.from_step > twin.step or twin.task not in plan.workers:
+                continue
+            end = following.from_step if following else self.steps
+            rank, workers = plan.workers.index(twin.task), len(plan.workers)
+            step = next(n for n in range(plan.from_step + rank, self.steps + workers, workers) if n >= twin.step)
+            if step >= end:
+                twin.step = end
+                continue
+            below = max((save for save in view.saves if save <= step), default=0)
+            held = all(self.held(index, plan) for index in range(len(BLOCKS)))
+            if step >= view.granted or not held or self.version[0] < below:
+                return
+            assert step not in self.pushes, "a step is taken once"
+            self.pushes[step] = {twin.task: plan.number}
+            self.version = [self.version[0] + 1] * len(BLOCKS)
+            if self.version[0] in (*view.saves, self.steps):
+                for server in sorted(set(plan.owners)):
+                    self.snapshot(server)
+            twin.step = step + 1
+            return
+
+    def held(self, index: int, plan: Plan) -> bool:
+        """Whether the block is where the plan wants it, at any version."""
+        return self.served(index, plan, self.version[index])
+
     def served(self, index: int, plan: Plan, version: int) -> bool:
         """Whether the block is where the plan wants it, at the version."""
         owner = self.twins.get(plan.owners[index])
@@ -247,10 +288,17 @@ class World:
                 twin.holds = max(twin.holds, plan.number)
 
 
-def world_of(seed: int, first: tuple[TaskName, ...], steps: int = 60, loss: float = 0.0, start_step: int = 0) -> World:
+def world_of(
+    seed: int,
+    first: tuple[TaskName, ...],
+    steps: int = 60,
+    loss: float = 0.0,
+    start_step: int = 0,
+    asynchronous: bool = False,
+) -> World:
     world = World(random.Random(seed), steps, loss, Scaling(first, 0.0, start_step, CONFIG))
     world.version = [start_step] * len(BLOCKS)
-    world.tell(scaling.ModelDescribed(0.0, BLOCKS, steps))
+    world.tell(scaling.ModelDescribed(0.0, BLOCKS, steps, asynchronous))
     for task in first:
         world.start(task, world.chance.uniform(0.0, 2.0))
 
@@ -269,7 +317,10 @@ def check_history(world: World, start_step: int = 0) -> None:
         pushes = world.pushes[step]
         covering = [plan for plan in world.plans.values() if plan.from_step <= step]
         plan = max(covering, key=lambda plan: plan.number)
-        assert set(pushes) == set(plan.workers)
+        workers = set(plan.workers)
+        if world.core.asynchronous:
+            workers = {plan.workers[(step - plan.from_step) % len(plan.workers)]}
+        assert set(pushes) == workers
         assert set(pushes.values()) == {plan.number}
 
 
@@ -288,6 +339,7 @@ tasks_drawn = st.tuples(st.sets(st.integers(0, 3), min_size=1), st.sets(st.integ
     ],
     loss=0.0,
     start_step=0,
+    asynchronous=False,
 )
 @given(
     seed=st.integers(0, 2**32),
@@ -295,6 +347,7 @@ tasks_drawn = st.tuples(st.sets(st.integers(0, 3), min_size=1), st.sets(st.integ
     orders=st.lists(st.tuples(st.floats(0.0, 2.0), tasks_drawn), max_size=5),
     loss=st.sampled_from([0.0, 0.2, 0.5]),
     start_step=st.sampled_from([0, 7, 60]),
+    asynchronous=st.booleans(),
 )
 def test_a_job_finishes_with_every_step_taken_once_whatever_is_resized_lost_or_late(
     seed: int,
@@ -302,9 +355,10 @@ def test_a_job_finishes_with_every_step_taken_once_whatever_is_resized_lost_or_l
     orders: list[tuple[float, tuple[TaskName, ...]]],
     loss: float,
     start_step: int,
+    asynchronous: bool,
 ) -> None:
     """A gradient that is lost or added twice ruins a training without anybody seeing why."""
-    world = world_of(seed, first, loss=loss, start_step=start_step)
+    world = world_of(seed, first, loss=loss, start_step=start_step, asynchronous=asynchronous)
     world.run(3.0)
     for seq, (pause_s, wanted) in enumerate(orders, 1):
         if world.core.ended:
@@ -380,13 +434,14 @@ def test_no_order_of_good_byes_at_the_end_is_taken_for_a_crash(
     victim=st.integers(0, 6),
     at_s=st.floats(2.5, 6.0),
     loss=st.sampled_from([0.0, 0.3]),
+    asynchronous=st.booleans(),
 )
 def test_a_death_at_any_moment_of_a_resize_ends_the_attempt_or_the_resize_but_never_hangs(
-    seed: int, wanted: tuple[TaskName, ...], victim: int, at_s: float, loss: float
+    seed: int, wanted: tuple[TaskName, ...], victim: int, at_s: float, loss: float, asynchronous: bool
 ) -> None:
     """Who waits for a dead member for ever holds a cluster's machines for ever."""
     first = names("ps-0", "worker-0", "worker-1")
-    world = world_of(seed, first, steps=200, loss=loss)
+    world = world_of(seed, first, steps=200, loss=loss, asynchronous=asynchronous)
     world.run(2.5)
     for task in wanted:
         if task not in first:
@@ -413,13 +468,14 @@ def test_a_death_at_any_moment_of_a_resize_ends_the_attempt_or_the_resize_but_ne
     at_s=st.floats(0.0, 4.0),
     checkpoint=st.booleans(),
     loss=st.sampled_from([0.0, 0.3]),
+    asynchronous=st.booleans(),
 )
 def test_a_stop_at_any_moment_ends_the_job_with_the_checkpoint_it_was_asked_for(
-    seed: int, wanted: tuple[TaskName, ...], at_s: float, checkpoint: bool, loss: float
+    seed: int, wanted: tuple[TaskName, ...], at_s: float, checkpoint: bool, loss: float, asynchronous: bool
 ) -> None:
     """A preempted job resumes from there; without it the work since the last one is lost."""
     first = names("ps-0", "worker-0")
-    world = world_of(seed, first, steps=500, loss=loss)
+    world = world_of(seed, first, steps=500, loss=loss, asynchronous=asynchronous)
     world.run(2.5)
     for task in wanted:
         if task not in first:

@@ -376,3 +376,61 @@ def test_sigterm_ends_every_task_at_once(job_of: JobOf) -> None:
     assert codes["ps-0"] == 143
     assert codes["worker-0"] == -15
     assert job.result()["phase"] in ("STOPPED", "FAILED")
+
+
+def test_an_overflow_in_one_workers_half_precision_is_a_step_that_nobody_takes(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One infinite gradient in the sum would be the end of all parameters."""
+    env = {"SCALED": "1", "OVERFLOW_AT": "5,20,21", "OPTIMIZER": "adam"}
+    reference = alone(tmp_path, monkeypatch, **env)
+    job = job_of(**env).start("ps-0", "ps-1", "worker-0", "worker-1")
+
+    assert set(job.ended().values()) == {0}, job.logs()
+    for worker in ("worker-0", "worker-1"):
+        assert_same(parameters(job.out / f"{worker}.safetensors"), reference)
+
+
+@pytest.mark.parametrize("machines", [TOGETHER, MIXED])
+def test_an_asynchronous_job_takes_every_batch_once_and_whole_however_it_is_resized(
+    job_of: JobOf, tmp_path: Path, machines: dict[str, str]
+) -> None:
+    """The batch size that a user chose is each worker's own, and no sample of an epoch counts twice or never."""
+    recording = tmp_path / "recording"
+    recording.mkdir()
+    job = job_of(ASYNCHRONOUS="1", EPOCHS="60", RECORD=str(recording), HURRY=str(tmp_path / "hurry"))
+    job.machines = machines
+    job.start(*FIRST)
+    for step, members in (
+        (15, ("ps-0", "worker-0", "worker-1", "worker-2")),
+        (60, ("ps-0", "ps-1", "worker-0", "worker-1", "worker-2")),
+        (120, ("ps-1", "worker-1")),
+        (180, ("ps-1", "ps-2", "worker-1", "worker-3")),
+    ):
+        job.until_step(step)
+        reply = job.scale(*members)
+        assert reply.ok, reply.message
+    (tmp_path / "hurry").touch()
+
+    assert set(job.ended().values()) == {0}, job.logs()
+    taken: dict[int, list[str]] = {}
+    for path in recording.iterdir():
+        for line in path.read_text().splitlines():
+            step, *samples = line.split()
+            assert int(step) not in taken, "a batch is one worker's"
+            taken[int(step)] = samples
+    assert sorted(taken) == list(range(420))
+    for epoch in range(60):
+        batches = [taken[step] for step in range(7 * epoch, 7 * epoch + 7)]
+        assert [len(batch) for batch in batches] == [8, 8, 8, 8, 8, 8, 2]
+        assert len({sample for batch in batches for sample in batch}) == 50
+    assert len({path.name.split(".")[0] for path in recording.iterdir()}) == 4, "all of them worked"
+    final = [parameters(job.out / f"{worker}.safetensors") for worker in ("worker-1", "worker-3")]
+    assert min(_loss(found) for found in final) < 0.05
+
+
+def _loss(found: dict[str, torch.Tensor]) -> float:
+    inputs = torch.randn(50, 12, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    hidden = (inputs @ found["first.weight"].T + found["first.bias"]) * found["frozen"]
+    outputs = hidden @ found["second.weight"].T + found["second.bias"]
+    return float(((outputs.squeeze(1) - inputs.sum(dim=1)) ** 2).mean())

@@ -59,26 +59,35 @@ def main() -> None:
     labels = inputs.sum(dim=1)
     crash_at = int(os.environ.get("CRASH_AT", "-1"))
 
-    session = elastic.join(model, optimizer, seed=3, scheduler=scheduler)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if "SCALED" in os.environ else None
+    session = elastic.join(
+        model, optimizer, seed=3, scheduler=scheduler, scaler=scaler, asynchronous="ASYNCHRONOUS" in os.environ
+    )
     batches = session.batches(
         TensorDataset(inputs, labels),
         batch_size=int(os.environ.get("BATCH", "8")),
         epochs=int(os.environ.get("EPOCHS", "10")),
     )
+    recording = os.environ.get("RECORD")
+    out = (Path(recording) / f"{task}.{os.getpid()}").open("w", buffering=1) if recording else None
     hurry = Path(os.environ.get("HURRY", "/"))
     for batch, wanted in batches:
         if not hurry.exists():  # Steps of a model that has more to do, until the test has seen enough of them.
             time.sleep(0.03)
         if session.steps == crash_at:
             raise RuntimeError("the script has a fault")
-        session.step(nn.functional.mse_loss(model(batch), wanted))
+        if out is not None and session._turn is not None:  # No rehearsal.
+            out.write(f"{session.steps} {' '.join(f'{label:.9f}' for label in wanted.tolist())}\n")
+        overflows = task != "worker-1" and str(session.steps) in os.environ.get("OVERFLOW_AT", "").split(",")
+        factor = float("inf") if overflows else 1.0
+        session.step(nn.functional.mse_loss(model(batch), wanted) * factor)
     if "ABRUPT" in os.environ:  # As a library does that ends the process itself.
         os._exit(0)
     if session.is_chief:
         session.report(accuracy=0.5)
-    out = Path(os.environ["OUT"])
-    safetensors.torch.save_file(dict(model.state_dict()), out / f"{task}.draft")
-    (out / f"{task}.draft").rename(out / f"{task}.safetensors")
+    folder = Path(os.environ["OUT"])
+    safetensors.torch.save_file(dict(model.state_dict()), folder / f"{task}.draft")
+    (folder / f"{task}.draft").rename(folder / f"{task}.safetensors")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ class World:
     """Of each step: who contributed, under which plan."""
     plans: dict[int, Plan] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
+    saves: set[int] = field(default_factory=set)
+    """Checkpoints that the pushes of asynchronous workers have told the servers of."""
     shards: dict[tuple[int, TaskName], dict[int, int]] = field(default_factory=dict)
     """What servers wrote for each checkpoint: blocks and the versions that these had."""
     _queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -245,14 +247,15 @@ class World:
             if step >= end:
                 twin.step = end
                 continue
-            below = max((save for save in view.saves if save <= step), default=0)
+            self.saves.update((*view.saves, self.steps))
+            below = max((save for save in self.saves if save <= step), default=0)
             held = all(self.held(index, plan) for index in range(len(BLOCKS)))
             if step >= view.granted or not held or self.version[0] < below:
                 return
             assert step not in self.pushes, "a step is taken once"
             self.pushes[step] = {twin.task: plan.number}
             self.version = [self.version[0] + 1] * len(BLOCKS)
-            if self.version[0] in (*view.saves, self.steps):
+            if self.version[0] in self.saves:
                 for server in sorted(set(plan.owners)):
                     self.snapshot(server)
             twin.step = step + 1

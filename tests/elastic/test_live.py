@@ -416,9 +416,9 @@ def test_an_asynchronous_job_takes_every_batch_once_and_whole_however_it_is_resi
     taken: dict[int, list[str]] = {}
     for path in recording.iterdir():
         for line in path.read_text().splitlines():
-            step, *samples = line.split()
-            assert int(step) not in taken, "a batch is one worker's"
-            taken[int(step)] = samples
+            number, *samples = line.split()
+            assert int(number) not in taken, "a batch is one worker's"
+            taken[int(number)] = samples
     assert sorted(taken) == list(range(420))
     for epoch in range(60):
         batches = [taken[step] for step in range(7 * epoch, 7 * epoch + 7)]

@@ -105,6 +105,8 @@ def _beyond_limits(view: JobView, allocation: Allocation) -> str | None:
     if view.pinned:
         now = allocation_of(view.placement)
         return None if allocation == now else f"it gives pinned job {view.job_id} {allocation}; it holds {now}"
+    if not (isinstance(allocation.workers, int) and isinstance(allocation.ps, int)):
+        return f"it gives job {view.job_id} {allocation}; whole numbers of tasks were expected"
     if not allocation:
         return None
     if not view.minimum.workers <= allocation.workers <= view.workers.maximum:

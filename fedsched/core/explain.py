@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Progress, Reason
@@ -131,7 +132,7 @@ def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
         lines.append(f"attempts: {status.attempt}, failed: {status.failures}, resizes: {status.resizes}")
         if status.progress.steps:
             lines.append(f"trained {_reached(status.progress)}")
-        return lines
+        return lines + _worries(status.progress, is_over=True)
     if state is not None and state.record is not None:
         record = state.record
         age = "" if state.reachable else " when last seen"
@@ -144,6 +145,21 @@ def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
         lines.append(f"holds {status.allocation} now; attempt: {status.attempt}, resizes: {status.resizes}")
         if status.progress.steps:
             lines.append(f"trained {_reached(status.progress)} so far")
+        lines += _worries(status.progress)
+    return lines
+
+
+def _worries(progress: Progress, *, is_over: bool = False) -> list[str]:
+    """What its user should look at, best while the job still runs."""
+    lines = []
+    if progress.idle_s and not is_over:
+        lines.append(
+            f"no step for {progress.idle_s:.0f} s when it was last heard of: does the script wait for something?"
+        )
+    if progress.complaint:
+        lines.append(progress.complaint)
+    if progress.loss is not None and not isfinite(progress.loss):
+        lines.append(f"the loss is {progress.loss}: the training has diverged; a lower learning rate may help")
     return lines
 
 

@@ -315,6 +315,10 @@ class Progress(Record, frozen=True):
     accuracy: float | None = None
     checkpoint_step: int = -1
     """Step of the newest complete checkpoint; -1 before the first."""
+    idle_s: float = 0.0
+    """How long no step had ended when this was reported; 0 while steps end as usual."""
+    complaint: str = ""
+    """What the job itself complains about while it goes on: a checkpoint that could not be written, say."""
 
 
 class JobStatus(Record, frozen=True):

@@ -323,7 +323,9 @@ class Scheduler:
         return RewardSlot(state.slot, tuple(sorted(progress)))
 
     def _note_progress(self, time_s: float, job: LiveJob, progress: Progress) -> None:
-        if progress.epochs != job.status.progress.epochs:
+        before = job.status.progress
+        worries = progress.idle_s != before.idle_s or progress.complaint != before.complaint
+        if progress.epochs != before.epochs or worries:
             self.state.progressed.add(job.spec.job_id)
         job.status = replace(job.status, progress=progress)
         job.reported_s = time_s

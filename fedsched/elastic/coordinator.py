@@ -82,6 +82,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
 
     def __init__(self, task: TaskEnvironment, resume: checkpoint.Checkpoint | None) -> None:
         self._root = task.checkpoint_dir
+        self._complaint = ""
         self._traceparent = task.traceparent
         self._resume = resume
         self._lock = threading.Condition()
@@ -234,7 +235,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
             steps=self._core.done,
             checkpoint_step=self._core.checkpoint_step,
             tasks=self._core.members,
-            message=self._core.message,
+            message=self._core.message or self._complaint,
             loss=self._loss,
             accuracy=self._accuracy,
         )
@@ -254,6 +255,11 @@ class Coordinator(MembershipServicer, JobControlServicer):
 
     def _handle(self, event: scaling.Event) -> None:
         """One event through the core, under the lock, and what it orders."""
+        if isinstance(event, scaling.CheckpointFailed):
+            self._complaint = f"the checkpoint of step {event.step} could not be written: {event.message}"
+            sys.stderr.write(f"{self._complaint}\n")
+        elif isinstance(event, scaling.CheckpointWritten):
+            self._complaint = ""
         before, pause = self._core.next_plan, 0.0
         for command in self._core.handle(event):
             match command:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
+import msgspec
 from google.protobuf import json_format
 
 from fedsched import tracing
@@ -48,6 +49,8 @@ TROUBLE_PAUSE_S = 5.0
 """How long an attempt that the machine could not start is not yet over."""
 SWEEP_S = 30.0
 """Longest wait for what ended tasks left behind."""
+IDLE_S = 20.0
+"""A job in which no step has ended for so long says so, and again each time that has doubled."""
 LOG_TAIL_BYTES = 16384
 JOB_ENDED = "the job ended: "
 """What a worker of the elastic runtime says when it ends because the job has failed."""
@@ -184,6 +187,10 @@ class AttemptDriver:
         self._posted = Progress()
         self._posted_at = float("-inf")
         self._training = False
+        self._first_steps: int | None = None if start is not None else -1
+        self._stepped_at = float("inf")
+        self._idle_told_s = 0.0
+        self._remark = ""
         self._members_started = False
         self._join_until = float("inf")
         self._settle_until = float("inf")
@@ -383,6 +390,7 @@ class AttemptDriver:
     # --- what the job says
 
     def _hear(self, report: JobReport) -> None:
+        self._note_steps(report)
         self._report = report
         if self._is_ending_by_itself():
             until = time.monotonic() + self._context.deadlines.settle_s
@@ -395,10 +403,32 @@ class AttemptDriver:
                 self._post(JobStarted(self._context.clock(), self._spec.job_id, self._files.number))
         self._answer_adoption()
 
+    def _note_steps(self, report: JobReport) -> None:
+        if self._first_steps is None:
+            self._first_steps = report.steps
+        before = self._report
+        if before is None or report.steps != before.steps or report.phase != before.phase:
+            self._stepped_at, self._idle_told_s = time.monotonic(), 0.0
+        if before is not None and report.steps < before.steps and not self._remark:
+            self._remark = f"the job reported step {report.steps} after step {before.steps}"
+            _log.warning("%s: %s", self.name, self._remark)
+
+    def _idle_s(self) -> float:
+        """How long no step has ended, told in doubling lengths."""
+        idle_s = time.monotonic() - self._stepped_at
+        if self._report_is(JobReport.TRAINING) and idle_s >= max(IDLE_S, 2 * self._idle_told_s):
+            self._idle_told_s = round(idle_s, 1)
+        return self._idle_told_s
+
+    def _has_stepped(self) -> bool:
+        """Whether the attempt has trained at all; one that has not could not be started."""
+        final = _result(self._files.result) or self._report
+        return final is not None and self._first_steps is not None and final.steps > self._first_steps
+
     def _post_progress(self) -> None:
         if self._report is None or time.monotonic() - self._posted_at < PROGRESS_EVERY_S:
             return
-        progress = _progress(self._report)
+        progress = _furthest(self._posted, _progress(self._report, self._idle_s()))
         if progress != self._posted:
             self._posted, self._posted_at = progress, time.monotonic()
             self._post(ProgressReported(self._context.clock(), self._spec.job_id, self._files.number, progress))
@@ -604,13 +634,13 @@ class AttemptDriver:
 
     def _explain(self, task: TaskName, record: ExitRecord) -> tuple[Reason, str]:
         reason, message = explain(task, record, self._log_tail(task))
-        never_trained = record.code == 0 and not self._training
+        never_trained = reason is Reason.USER_ERROR and not self._has_stepped()
         return (Reason.START_FAILED if never_trained else reason), message
 
     def _fail_as_complained(self) -> None:
         final = _result(self._files.result) or self._report
         message = final.message if final is not None and final.phase == JobReport.FAILED else ""
-        reason = Reason.USER_ERROR if self._training else Reason.START_FAILED
+        reason = Reason.USER_ERROR if self._has_stepped() else Reason.START_FAILED
         self._fail(reason, message or "the job failed and did not say why")
 
     def _fail_to_settle(self) -> None:
@@ -729,8 +759,9 @@ class AttemptDriver:
             time.sleep(TICK_S)
         result = _result(self._files.result)
         final = result or self._report
-        progress = _progress(final) if final is not None else None
+        progress = _furthest(self._posted, _progress(final)) if final is not None else None
         reason, message = self._verdict(result)
+        message = "; ".join(filter(None, [message, self._remark]))
         event = JobExited(self._context.clock(), self._spec.job_id, self._files.number, reason, message, progress)
         try:
             records.write(self._files.exited, event)
@@ -747,7 +778,7 @@ class AttemptDriver:
             return Reason.LOST, "no task of the attempt was found"
         final = result or self._report
         if final is not None and final.phase == JobReport.FAILED:
-            return (Reason.USER_ERROR if self._training else Reason.START_FAILED), final.message
+            return (Reason.USER_ERROR if self._has_stepped() else Reason.START_FAILED), final.message
         ends = sorted(
             (self._is_victim(task, seen.exit), seen.exit.ended_s, task, seen.exit)
             for task, seen in self._tasks.items()
@@ -769,7 +800,16 @@ class AttemptDriver:
             self._context.post(event)
 
 
-def _progress(report: JobReport) -> Progress:
+def _furthest(before: Progress, now: Progress) -> Progress:
+    """What counts when a job reports less than it has before: training done is not undone."""
+    if now.steps >= before.steps and now.epochs >= before.epochs:
+        return now
+    return msgspec.structs.replace(
+        before, loss=now.loss, samples_per_s=now.samples_per_s, idle_s=now.idle_s, complaint=now.complaint
+    )
+
+
+def _progress(report: JobReport, idle_s: float = 0.0) -> Progress:
     return Progress(
         epochs=report.epochs,
         steps=report.steps,
@@ -777,6 +817,8 @@ def _progress(report: JobReport) -> Progress:
         loss=report.loss if report.HasField("loss") else None,
         accuracy=report.accuracy if report.HasField("accuracy") else None,
         checkpoint_step=report.checkpoint_step,
+        idle_s=idle_s,
+        complaint=report.message if report.phase == JobReport.TRAINING else "",
     )
 
 

@@ -21,6 +21,8 @@ READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "GRPC_", 
 A job that sets one gets fresh processes: always right, only slower."""
 
 
+OF_THE_WHOLE_JOB = ("FEDSCHED_STALL_S",)
+"""Variables of a job that its coordinator and servers must know, too."""
 INTERPRETER = "{python}"
 """Stands for the interpreter of the machine that will run the task."""
 
@@ -78,7 +80,7 @@ def order(
     argv = _argv(surroundings.programs, spec, task)
     env = _inherited() if surroundings.is_this_machine else {}
     env |= _contract(surroundings, spec, attempt, task, address, members)
-    own = dict(spec.env) if is_worker else {}
+    own = dict(spec.env) if is_worker else {name: value for name, value in spec.env if name in OF_THE_WHOLE_JOB}
     bare_python = argv[0] in ("python", "python3") and not own.keys() & {"PATH", "VIRTUAL_ENV"}
     return TaskOrder(
         request=uuid.uuid4().hex,

@@ -145,7 +145,7 @@ class JobReport(_message.Message):
     checkpoint_step: _builtins.int
     """-1 before the first"""
     message: _builtins.str
-    """why it failed"""
+    """why it failed; while it trains, what its user should know"""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """members now"""

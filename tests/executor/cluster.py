@@ -37,10 +37,10 @@ def placement(workers: int, ps: int, node: str = "n1") -> Placement:
     return tuple(sorted(TaskPlacement(task, NodeName(node)) for task in tasks))
 
 
-def stand_in_programs(steps: int = 100_000) -> Programs:
+def stand_in_programs(steps: int = 100_000, *, turns_back_at: int = 0) -> Programs:
     program = f"python {shlex.quote(str(STAND_IN))}"
     return Programs(
-        coordinator=f"{program} coordinator {steps}",
+        coordinator=f"{program} coordinator {steps} {turns_back_at}",
         server=f"{program} member",
         preload=("grpc", "fedsched.pb.training_pb2_grpc"),
         launcher_idle_s=1.0,
@@ -150,6 +150,7 @@ class Cluster:
 
     def wait_for(self, kind: type[E], *, after: int = 0, deadline_s: float = 40.0) -> E:
         """The first event of `kind` at or after position `after`."""
+        deadline_s = max(deadline_s, self.place.join_s)
         until = time.monotonic() + deadline_s
         with self.news:
             while True:

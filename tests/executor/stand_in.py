@@ -33,6 +33,7 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
         self.report.tasks.extend(self.wanted)
         self.over = threading.Event()
         self.pause_s = float(os.environ.get("STAND_IN_SCALE_S", "0"))
+        self.turns_back_at = int(sys.argv[3]) if len(sys.argv) > 3 else 0
         (directory / "members").mkdir()
         (directory / "unwanted").mkdir()
 
@@ -98,6 +99,8 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
             with self.changed:
                 self.report.phase = JobReport.TRAINING
                 self.report.steps += 1
+                if self.report.steps == self.turns_back_at:
+                    self.report.steps, self.turns_back_at = 1, 0
                 self.report.epochs = self.report.steps / 10
                 self.report.loss = 1 / self.report.steps
                 self.changed.notify_all()

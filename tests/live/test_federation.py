@@ -183,7 +183,7 @@ def test_a_crashing_script_fails_alone_and_says_why(federation: Federation) -> N
     bad = federation.submit(name="crash", run=f"{sys.executable} {script}")
     good = federation.submit(name="fine")
     status = federation.wait(bad, lambda now: now["phase"] == "Failed", "the crashing job fails")
-    assert status["reason"] == "UserError"
+    assert status["reason"] == "StartFailed", "it never took a step"
     assert "the data is not there" in status["message"]
     federation.succeeded(good)
     eventually(lambda: federation.tasks(bad) == set(), "no task of the failed job is left")

@@ -318,7 +318,7 @@ def test_a_start_that_was_under_way_is_completed_after_a_restart(cluster: Cluste
     cluster.open()
     cluster.adopt((spec, 1))
     adopted = cluster.wait_for(JobAdopted)
-    eventually(lambda: cluster.all_of(ProgressReported), "the job trains", 12.0)
+    eventually(lambda: cluster.all_of(ProgressReported), "the job trains", 60.0)
 
     assert adopted.placement == placement(1, 1)
     assert cluster.alive() == {"coordinator", "worker-0", "ps-0"}

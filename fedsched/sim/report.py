@@ -95,7 +95,7 @@ class Figure:
 
 
 def write_report(path: Path, runs: Sequence[RunResult]) -> None:
-    """Write the report; the same runs give the same bytes, but for the CPU time that they took.
+    """Write the report; the same runs give the same bytes.
 
     Raises:
         InvalidInput: what draws the plots is not installed.

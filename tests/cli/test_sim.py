@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -147,23 +148,23 @@ def test_the_same_experiment_gives_the_same_bytes_in_fresh_interpreters_under_an
     tiny: str, tmp_path: Path
 ) -> None:
     """One process cannot show an order taken from a set; whoever reproduces a result starts another one."""
-    outputs = set()
+    outputs: set[tuple[str, ...]] = set()
     for seed in ("0", "1", "12345"):
-        jobs = tmp_path / f"{seed}.csv"
+        files = [tmp_path / f"{seed}.{kind}" for kind in ("csv", "parquet", "html")]
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "fedsched.cli.main", "sim", "run", tiny, "-o", "json", "--workers", "1"),
-                *("--seeds", "1", "--per-job", str(jobs)),
+                *("--seeds", "1", "--per-job", str(files[0]), "--parquet", str(files[1]), "--html", str(files[2])),
             ],
             env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
             capture_output=True,
-            timeout=50,
+            timeout=150,
             check=True,
         )
         told = json.loads(done.stdout)
         for one in told["results"]:
             del one["cpu_s"]  # the one thing that is measured and not computed
-        outputs.add((json.dumps(told), jobs.read_bytes()))
+        outputs.add((json.dumps(told), *(sha256(file.read_bytes()).hexdigest() for file in files)))
     assert len(outputs) == 1
     assert len(json.loads(outputs.pop()[0])["results"]) == 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from fedsched.errors import InvalidConfiguration, InvalidTrace, NotFound
 from fedsched.sim import fitting
-from fedsched.sim.fitting import By, ClusterFit, Drawn, SizeClass
+from fedsched.sim.fitting import By, ClusterFit, Drawn, Floats, SizeClass
 from fedsched.sim.traces.record import TraceJob
 from tests.sim.traces.public import shipped_trace
 
@@ -49,6 +50,43 @@ def test_shipped_parameters_are_those_of_their_trace_and_draw_jobs_like_it(name:
         assert found.drawn_burstiness == pytest.approx(found.burstiness, rel=0.2), found
         if name != "helios-venus":  # so full that users waited for each other, which no draw does
             assert 1 / 1.65 < found.drawn_swing / found.swing < 1.65, found
+
+
+def test_queues_on_drawn_jobs_are_like_those_on_the_trace(data_dir: Path) -> None:
+    """Policies are chosen by how they fare when jobs wait; a trace of the right load and the wrong bursts misleads.
+
+    Mean completion times of first come, first served on a pool of 70 % load, over eight draws against the trace.
+    Measured by cluster: 0.95, 0.56, 0.64, 1.17, 0.50, 0.87, 1.45, 1.51, 0.97, 1.19 times the trace's; without batches
+    of like jobs and bursts by size, over five draws, 1.88, 0.60, 0.61, 3.00, 0.46, 0.81, 1.59, 0.87, 0.90, 0.84.
+    """
+    jobs, source, by = shipped_trace("itp", data_dir)
+    groups = fitting.grouped(jobs, source, by)
+    for cluster in fitting.load_fit("itp").clusters:
+        real = sorted(groups[cluster.name], key=lambda job: job.submit_s)
+        submit_s, duration_s, gpus = (
+            np.array([getattr(job, name) for job in real], dtype=np.float64)
+            for name in ("submit_s", "duration_s", "num_gpu")
+        )
+        days = float(np.ptp(submit_s)) / 86_400
+        ours = [drawn((cluster,), seed, days) for seed in range(8)]
+        found_s = float(np.mean([fifo_jct_s(one.submit_s, one.duration_s, one.gpus) for one in ours]))
+        assert 0.45 < found_s / fifo_jct_s(submit_s, duration_s, gpus) < 1.8, cluster.name
+
+
+def fifo_jct_s(submit_s: Floats, duration_s: Floats, gpus: Floats, load: float = 0.7) -> float:
+    """Mean completion time on a pool of GPUs that just bears the load; nobody passes who does not fit."""
+    free = max(math.ceil(float((duration_s * gpus).sum()) / float(np.ptp(submit_s)) / load), gpus.max())
+    running: list[tuple[float, float]] = []
+    now_s = total_s = 0.0
+    for arrived_s, lasts_s, wanted in zip(submit_s.tolist(), duration_s.tolist(), gpus.tolist(), strict=True):
+        now_s = max(now_s, arrived_s)
+        while running and (running[0][0] <= now_s or free < wanted):
+            ended_s, given_back = heapq.heappop(running)
+            now_s, free = max(now_s, ended_s), free + given_back
+        free -= wanted
+        heapq.heappush(running, (now_s + lasts_s, wanted))
+        total_s += now_s + lasts_s - arrived_s
+    return total_s / len(submit_s)
 
 
 def test_what_was_drawn_from_known_parameters_is_found_again() -> None:

@@ -12,9 +12,9 @@ from fedsched import tracing
 from fedsched.core.commands import AskPolicy, RewardSlot
 from fedsched.core.decision import Decision, Policy
 from fedsched.core.events import PolicyDecided
-from fedsched.learn.actor_critic import Learner
+from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import guardrail
-from fedsched.policy.dl2 import DL2
+from fedsched.policy.learnable import Learnable
 from fedsched.runtime.ports import Post
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class DecidingPolicy:
         policy: the configured one, bare.
         fallback: the heuristic that answers when it is late, fails, or cannot be used.
         decision_s_max: how long a decision may take.
-        learner: hears of DL2's choices and of what they brought; None for heuristics.
+        learner: hears of the policy's choices and of what they brought; None where it cannot be taught.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DecidingPolicy:
         fallback: Policy,
         *,
         decision_s_max: float,
-        learner: Learner | None = None,
+        learner: ClusterLearner | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._post = post
@@ -93,7 +93,7 @@ class DecidingPolicy:
                     {"policy": decision.policy, "version": decision.version, "fallback": decision.fallback}
                 )
                 traceparent = tracing.traceparent(span)
-            trace = self._policy.last_trace() if isinstance(self._policy, DL2) and not decision.fallback else ()
+            trace = self._policy.last_trace() if isinstance(self._policy, Learnable) and not decision.fallback else ()
             if not self._claim(slot):
                 _log.warning("slot %d: the policy's answer came too late and is not used", slot)
                 continue

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from fedsched.cli.federated import show_federations
 from fedsched.cli.output import span, table
 from fedsched.cli.sim import Plan
 from fedsched.errors import Failed, InvalidInput
@@ -101,6 +102,7 @@ def carry_out(
         print(json.dumps(_plain(runs, compared, paired=paired), indent=2))
     else:
         _show(summarise(runs), with_names=len(plans) > 1)
+        show_federations(runs)
         _show_differences(compared)
     _refuse_partial(plans, runs, check=check)
 

@@ -48,6 +48,10 @@ class Weights(Protocol):
     def digest(self) -> str:
         """Identifies the weights, whatever their story."""
 
+    @property
+    def made(self) -> Mapping[str, str | int | float]:
+        """Their story."""
+
     def to_bytes(self) -> bytes:
         """The file's contents; the same weights and story always give the same bytes."""
 
@@ -170,6 +174,10 @@ class RoundLoop:
         held = self._core.open
         return set(held.contributions) if held is not None else set()
 
+    def made(self, policy: PolicyRecord | None) -> Version | None:
+        """The version that a round has made, while it is being saved; None where it made none."""
+        return Version(policy, *self._made) if policy is not None and self._made is not None else None
+
     def _carry_out(self, command: RoundCommand) -> None:
         match command:
             case RequestUpdates():
@@ -217,7 +225,8 @@ class RoundLoop:
         self._updates = {}
         with self.lock:
             if command.policy is not None:
-                assert self._made is not None
-                self._active = Version(command.policy, *self._made)
+                made = self.made(command.policy)
+                assert made is not None, "a version is saved that was never combined"
+                self._active = made
             self._made = None
             self.handle(RoundSaved(command.record.number))

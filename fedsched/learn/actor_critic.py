@@ -14,10 +14,13 @@ the 3J+1 actions. Departures:
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedsched.core.commands import RewardSlot
 from fedsched.core.ids import stream
@@ -49,9 +52,19 @@ class Update:
 class Learner:
     """Turns a cluster's decisions and rewards into gradients. All methods may be called from any thread."""
 
-    def __init__(self, shape: Shape, capacity: int = 8192, *, prioritised: bool = True) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        capacity: int = 8192,
+        *,
+        prioritised: bool = True,
+        entropy_weight: float = ENTROPY_WEIGHT,
+        baseline: Literal["value", "mean"] = "value",
+    ) -> None:
         self._lock = threading.Lock()
         self._replay = Replay(shape, capacity, prioritised=prioritised)
+        self._entropy_weight = entropy_weight
+        self._baseline = baseline
         self._pending: dict[int, tuple[DecisionSample, ...]] = {}
         self._recorded = 0
 
@@ -93,13 +106,47 @@ class Learner:
             if not len(self._replay):
                 raise ValueError("there is no transition to learn from yet")
             batch = self._replay.draw(batch_size, stream(seed, "actor-critic/batch"))
-            update, advantages = gradient_on(arrays, batch)
+            mean = self._replay.mean_reward if self._baseline == "mean" else None
+            update, advantages = gradient_on(arrays, batch, entropy_weight=self._entropy_weight, baseline=mean)
             self._replay.used(batch, advantages)
         return update
 
+    def abandon(self) -> None:
+        """Choices that still wait for a reward will never get one: the run that they were made in is over."""
+        with self._lock:
+            self._pending.clear()
 
-def gradient_on(arrays: Arrays, batch: Batch) -> tuple[Update, Array]:
-    """The gradient over a given batch, and each transition's advantage."""
+    def forget(self) -> None:
+        """Remember nothing, as after a restart of the process."""
+        with self._lock:
+            self._pending.clear()
+            self._replay.clear()
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that the next gradients depend on, by name; choices without a reward are left out."""
+        with self._lock:
+            return {**self._replay.state(), "recorded": np.array(self._recorded, dtype=np.int64)}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave.
+
+        Raises:
+            ValueError: it is of a learner of another size.
+        """
+        with self._lock:
+            self._pending.clear()
+            self._replay.restore(state)
+            self._recorded = int(state["recorded"].item())
+
+
+def gradient_on(
+    arrays: Arrays, batch: Batch, *, entropy_weight: float = ENTROPY_WEIGHT, baseline: float | None = None
+) -> tuple[Update, Array]:
+    """The gradient over a given batch, and each transition's advantage.
+
+    Args:
+        baseline: what rewards are compared with; None: the value network's guess. With it that network learns nothing.
+    """
     weights = parameters(arrays)
     inputs = torch.from_numpy(features(batch.states))
     masks = torch.from_numpy(batch.masks)
@@ -112,14 +159,15 @@ def gradient_on(arrays: Arrays, batch: Batch) -> tuple[Update, Array]:
     chosen = log_chances.gather(1, actions)[:, 0]
     values = forward(weights, "value", inputs)[:, 0]
 
-    advantages = (rewards - values).detach()
+    advantages = (rewards - values).detach() if baseline is None else rewards - baseline
     behaviour = torch.from_numpy(batch.behaviour).clamp(min=1e-6)
     ratios = (chosen.detach().exp() / behaviour).clamp(max=RATIO_MAX)
     # Illegal actions have probability 0 and contribute nothing; their log must not turn 0 * -inf into NaN.
     entropies = -(log_chances.exp() * log_chances.masked_fill(~masks, 0.0)).sum(dim=1)
-    bonus = ENTROPY_WEIGHT * entropies.mean() / masks.shape[1]
+    bonus = entropy_weight * entropies.mean() / masks.shape[1]
     policy_loss = -(ratios * importance * advantages * chosen).mean() - bonus
-    value_loss = (importance * (values - rewards) ** 2).mean()
+    # Times nothing where it does not learn: its gradient is then zeros of the right shapes, which every round expects.
+    value_loss = (importance * (values - rewards) ** 2).mean() * (1.0 if baseline is None else 0.0)
     (policy_loss + value_loss).backward()
 
     gradients = to_arrays({name: weight.grad for name, weight in weights.items() if weight.grad is not None})

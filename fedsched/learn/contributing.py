@@ -6,10 +6,10 @@ import logging
 
 from fedsched.core.ids import ClusterName
 from fedsched.errors import CorruptCheckpoint
-from fedsched.federation.source import Arrays, Declined, PolicyOffer
-from fedsched.learn.actor_critic import Learner, Update
+from fedsched.federation.source import Arrays, Declined, Gradient, PolicyOffer
+from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import checkpoint
-from fedsched.policy.dl2 import DL2
+from fedsched.policy.learnable import Learnable
 
 _log = logging.getLogger(__name__)
 
@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 class ClusterLearning:
     """What an agent gives to the federation and takes from it."""
 
-    def __init__(self, cluster: ClusterName, policy: DL2, learner: Learner) -> None:
+    def __init__(self, cluster: ClusterName, policy: Learnable, learner: ClusterLearner) -> None:
         self._cluster = cluster
         self._policy = policy
         self._learner = learner
-        self._given_at = 0
+        self._given_at = learner.recorded
         """What the learner had been told when it last gave a gradient."""
-        self._counted_at = 0
+        self._counted_at = learner.recorded
         """The same of the last gradient that is known to have counted in a round."""
         self.version = 0
         """Of the weights taken from the federation; 0 while the agent still runs its own first ones."""
@@ -33,7 +33,7 @@ class ClusterLearning:
         """Decisions with a known reward."""
         return len(self._learner)
 
-    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Update:
+    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Gradient:
         """The gradient at the federation's weights over what happened in this cluster.
 
         Raises:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ class Replay:
     def add(self, samples: Sequence[DecisionSample], reward: float) -> None:
         """Remember a slot's choices; all of them earned the slot's reward. The oldest make room."""
         for sample in samples:
-            mean = float(self._rewards[: self._size].mean()) if self._size else 0.0
+            mean = self.mean_reward
             at = self._next
             self._states[at] = sample.state
             self._masks[at] = sample.mask
@@ -94,6 +95,44 @@ class Replay:
         weights = (self._priorities[indices] / least) ** -self._beta
         self._beta = min(1.0, self._beta + 1e-4)
         return indices, weights.astype(np.float32)
+
+    @property
+    def mean_reward(self) -> float:
+        """Of what is remembered; 0 where nothing is."""
+        return float(self._rewards[: self._size].mean()) if self._size else 0.0
+
+    def clear(self) -> None:
+        """Remember nothing."""
+        self._next = self._size = 0
+        self._beta = 0.1
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that the next draws depend on, by name."""
+        kept = {name: np.array(column[: self._size]) for name, column in self._columns().items()}
+        return {**kept, "next": np.array(self._next, dtype=np.int64), "beta": np.array(self._beta)}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave.
+
+        Raises:
+            ValueError: it does not fit into this memory.
+        """
+        size = len(state["actions"])
+        for name, column in self._columns().items():
+            if size > self._capacity or state[name].shape[1:] != column.shape[1:]:
+                raise ValueError(f"{name} is {state[name].shape}; at most {column.shape} fits")
+            column[:size] = state[name]
+        self._size, self._next, self._beta = size, int(state["next"].item()), float(state["beta"].item())
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        return {
+            "states": self._states,
+            "masks": self._masks,
+            "actions": self._actions,
+            "behaviour": self._behaviour,
+            "rewards": self._rewards,
+            "priorities": self._priorities,
+        }
 
     def used(self, batch: Batch, advantages: Array) -> None:
         """Learn how surprising these transitions were, for the next draw."""

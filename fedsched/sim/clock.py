@@ -27,6 +27,10 @@ class VirtualClock:
         self._planned += 1
         heapq.heappush(self._due, (time_s, rank, self._planned, action, arguments))
 
+    def __len__(self) -> int:
+        """How much is planned."""
+        return len(self._due)
+
     def run(self) -> None:
         """Let everything happen that is planned, and what is planned meanwhile."""
         due, pop = self._due, heapq.heappop

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -32,9 +32,10 @@ from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason
 from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
+from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import guardrail
 from fedsched.policy.disciplines import ranks
-from fedsched.policy.dl2 import DL2
+from fedsched.policy.learnable import Learnable
 from fedsched.runtime.loop import Loop, Observer, Recorder
 from fedsched.runtime.ports import Post
 from fedsched.sim.clock import ARRIVAL, TICK, VirtualClock
@@ -42,9 +43,6 @@ from fedsched.sim.executor import SimulatedExecutor
 from fedsched.sim.faults import Faults, Planned
 from fedsched.sim.ports import SimulatedJob, SpeedModel
 from fedsched.sim.speeds.costs import Costs
-
-if TYPE_CHECKING:
-    from fedsched.learn.actor_critic import Learner  # loads torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +76,23 @@ class Setup:
     nodes: tuple[Node, ...]
     policy: Policy
     fallback: Policy
-    learner: Learner | None = None
-    """Records DL2's choices and rewards."""
+    learner: ClusterLearner | None = None
+    """Records the choices of a policy that can be taught, and their rewards."""
     faults: Faults | None = None
     observers: tuple[Observer, ...] = ()
     """See every step after it was handled; what one raises ends the run."""
+    restarted: Callable[[], None] | None = None
+    """Hears that a new agent took the place of one that died, before it takes its term."""
 
 
 class SimulatedPolicy:
     """The policy's port without a thread: it answers at once, in virtual time, through the same guardrail.
 
-    With a learner, DL2's choices and their rewards are recorded as the agent records them.
+    With a learner, the policy's choices and their rewards are recorded as the agent records them.
     """
 
     def __init__(
-        self, clock: VirtualClock, post: Post, policy: Policy, fallback: Policy, learner: Learner | None = None
+        self, clock: VirtualClock, post: Post, policy: Policy, fallback: Policy, learner: ClusterLearner | None = None
     ) -> None:
         self._clock = clock
         self._post = post
@@ -106,7 +106,7 @@ class SimulatedPolicy:
         """Decide now; the answer is the next event."""
         decision = guardrail.decide(question, self._policy, self._fallback)
         self.fallbacks += bool(decision.fallback)
-        if self._learner is not None and isinstance(self._policy, DL2) and not decision.fallback:
+        if self._learner is not None and isinstance(self._policy, Learnable) and not decision.fallback:
             self._learner.record(question.observation.slot, self._policy.last_trace())
         self._post(PolicyDecided(self._clock.now_s, decision))
 
@@ -283,6 +283,11 @@ class SimulatedCluster:
         return len(self._truth)
 
     @property
+    def term(self) -> int:
+        """Of the agent that lives, or lived last."""
+        return self._term
+
+    @property
     def state(self) -> Scheduler | None:
         """The living agent's scheduler."""
         return self._loop.scheduler if self._loop is not None else None
@@ -424,6 +429,8 @@ class SimulatedCluster:
         for event in missed:
             if isinstance(event, NodeLost | NodeChanged):
                 self._tell_now(event)
+        if self._setup.restarted is not None:
+            self._setup.restarted()
         self._take_term()
         for event in missed:
             if isinstance(event, CancelRequested):

@@ -28,6 +28,7 @@ from fedsched.errors import InvalidConfiguration, InvalidInput
 from fedsched.policy import plugins
 from fedsched.sim.cluster import Rules
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
+from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.ports import SpeedModel, Workload
 from fedsched.sim.speeds.config import AnalyticConfig, EstimatesConfig, SpeedsConfig
 from fedsched.sim.speeds.costs import CostsConfig
@@ -199,6 +200,9 @@ class ExperimentConfig(Tree):
     """A policy that has not answered after so many real seconds has given no answer that can be used. Nothing else in a
     run depends on real time."""
 
+    federation: FederationSectionConfig | None = None
+    """How clusters with a learned policy learn together while they run; without it weights stay as they are."""
+
     _folders: dict[str, Path] = PrivateAttr(default_factory=dict)
     """Where relative paths start from, by field."""
 
@@ -286,6 +290,20 @@ class ExperimentConfig(Tree):
         rooms = [[node.capacity for node in cluster.all_nodes()] for cluster in self.clusters]
         if all(pack(room, worker, ps, Allocation(1, 1)) is None for room in rooms):
             raise ValueError(f"no cluster can hold the workload's largest worker ({worker}) and server ({ps})")
+        return self
+
+    @model_validator(mode="after")
+    def _federation_fits(self) -> ExperimentConfig:
+        if self.federation is None:
+            return self
+        names = [cluster.name for cluster in self.clusters]
+        for what, given, known in (
+            ("members", self.federation.members, names),
+            ("together", self.federation.together, list(self.policies)),
+        ):
+            unknown = [name for name in given if name not in known]
+            if unknown:
+                raise ValueError(f"federation.{what} names {', '.join(unknown)}; known are {', '.join(known)}")
         return self
 
     @model_validator(mode="after")

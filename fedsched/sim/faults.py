@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from fedsched.core.cluster import Node
 from fedsched.core.decision import Budget, Decision, Observation, Policy
@@ -28,6 +29,8 @@ from fedsched.core.events import (
 )
 from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation, JobSpec
+from fedsched.federation.source import Arrays
+from fedsched.policy.learnable import Learnable
 
 Planned = NodeLost | NodeChanged | CancelRequested
 """What happens to a cluster from outside."""
@@ -151,6 +154,8 @@ class FaultyPolicy:
     def __init__(self, policy: Policy, plan: FaultPlan) -> None:
         self._policy = policy
         self._bad = dict(plan.bad_answers)
+        self._decided = False
+        """Whether the last decision was the policy's own."""
 
     @property
     def name(self) -> str:
@@ -168,6 +173,7 @@ class FaultyPolicy:
         Raises:
             ArithmeticError: the plan says so.
         """
+        self._decided = observation.slot not in self._bad
         match self._bad.get(observation.slot):
             case None:
                 return self._policy.decide(observation, budget)
@@ -181,6 +187,15 @@ class FaultyPolicy:
                 return Decision(observation.slot - 1, (), self.name)
             case BadAnswer.NOTHING:
                 return Decision(observation.slot, (), self.name)
+
+    def load(self, version: int, arrays: Arrays) -> None:
+        """Give the weights to the policy, where it can be taught."""
+        if isinstance(self._policy, Learnable):
+            self._policy.load(version, arrays)
+
+    def last_trace(self) -> Sequence[Any]:
+        """The policy's, where it was the policy that decided."""
+        return self._policy.last_trace() if self._decided and isinstance(self._policy, Learnable) else ()
 
     def _all(self, observation: Observation, size: Allocation) -> Decision:
         return Decision(observation.slot, tuple((view.job_id, size) for view in observation.jobs), self.name)

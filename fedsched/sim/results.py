@@ -23,6 +23,7 @@ from fedsched.core.job import ACTIVE, TERMINAL, Allocation, JobPhase, JobSpec, J
 from fedsched.errors import InvalidInput
 from fedsched.files import whole
 from fedsched.runtime.loop import Observer
+from fedsched.sim.federation_results import FederationResult
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -180,6 +181,8 @@ class RunResult:
     """Of the run's whole story: equal digests, equal runs."""
     partial: str = ""
     """Why the run did not come to its end; empty where it did. What had happened until then is kept."""
+    federations: tuple[FederationResult, ...] = ()
+    """Who learnt together while it ran."""
 
     @property
     def unfinished(self) -> int:
@@ -256,6 +259,7 @@ class RunResult:
             "cpu_s": self.cpu_s,
             "partial": bool(self.partial),
             "problem": self.partial or None,
+            **({"federations": [federation.plain() for federation in self.federations]} if self.federations else {}),
         }
 
 

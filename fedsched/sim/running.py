@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import Protocol
 
 from msgspec import structs
 
@@ -20,12 +21,14 @@ from fedsched.core.job import Allocation, JobStatus
 from fedsched.core.resources import Resources, total
 from fedsched.core.routing import fits
 from fedsched.errors import FedschedError
+from fedsched.learn.learner import ClusterLearner
 from fedsched.policy.reference import Informed
 from fedsched.policy.registry import heuristic, make
 from fedsched.runtime.loop import Observer
 from fedsched.sim.cluster import Rules, Setup
 from fedsched.sim.deadline import Abandoned, StepDeadline
 from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.federation_results import FederationResult
 from fedsched.sim.judges import BrokenPromise, Judges
 from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
 from fedsched.sim.results import Collector, Jobs, RunResult
@@ -60,18 +63,54 @@ class Request:
     """Look at all of the scheduler's invariants after every event, and have the judges watch."""
 
 
-def perform(request: Request, progress: Share = lambda _: None) -> RunResult:
+class Pupil(Protocol):
+    """A cluster that learns: its policy, and who teaches it."""
+
+    @property
+    def policy(self) -> Policy:
+        """Decides there."""
+
+    @property
+    def learner(self) -> ClusterLearner | None:
+        """Hears what it chose, and what that brought."""
+
+    def restarted(self) -> None:
+        """The agent died and another one began."""
+
+
+class Teachers(Protocol):
+    """Who teaches which clusters of a run."""
+
+    def pupil(self, name: ClusterName, label: str, seed: int) -> Pupil | None:
+        """The cluster as a pupil; None where it does not learn.
+
+        Args:
+            label: of the policy that decides there.
+            seed: of that policy.
+        """
+
+    def observers(self, name: ClusterName) -> tuple[Observer, ...]:
+        """Who has to see what the cluster does."""
+
+    def join(self, world: World) -> None:
+        """Begin in the world, before it runs."""
+
+
+def perform(request: Request, progress: Share = lambda _: None, *, teachers: Teachers | None = None) -> RunResult:
     """Make a run. Whatever ends it early, an interruption too, what had happened until then is kept: it is partial.
 
     Args:
         progress: hears now and then which share of the run's jobs has ended, where the request says how many come.
+        teachers: who teaches; where nobody is named, the experiment's federation does, if it has one.
     """
     begun_s = time.process_time()
     watch = _Watch(request, progress)
     collector, judges = Collector(), Judges(rebuilt=request.experiment.rebuild)
     digest, problem = "", ""
     try:
-        world = build(request, [collector.on, *([judges.on] if request.check else [])], watch.observe)
+        world = build(
+            request, [collector.on, *([judges.on] if request.check else [])], watch.observe, teachers=teachers
+        )
     except Exception as error:
         return lost(request, _told(error))
     try:
@@ -89,6 +128,8 @@ def perform(request: Request, progress: Share = lambda _: None) -> RunResult:
     if request.check and not problem:
         try:
             judges.close(jobs, now_s, submitted=world.arrived, complete=not missing)
+            for federation in world.federations:
+                federation.close()
         except BrokenPromise as error:
             problem = _told(error)
     return replace(
@@ -100,6 +141,7 @@ def perform(request: Request, progress: Share = lambda _: None) -> RunResult:
         cpu_s=time.process_time() - begun_s,
         fallbacks=watch.fallbacks,
         digest=digest,
+        federations=_federations(world),
     )
 
 
@@ -137,6 +179,8 @@ def build(
     watchers: Sequence[Hang],
     everywhere: Observer,
     ready: Mapping[ClusterName, Policy] = NO_POLICIES,
+    *,
+    teachers: Teachers | None = None,
 ) -> World:
     """The world of a run: the one place that knows how worlds are made.
 
@@ -144,17 +188,21 @@ def build(
         watchers: each gets an observer of its own on every cluster.
         everywhere: sees what all clusters do.
         ready: policies that exist already, in place of those that the experiment names.
+        teachers: who teaches; see `perform`.
 
     Raises:
         FedschedError: a file that it needs is not there or cannot be used.
     """
     experiment, seed = request.experiment, request.seed
     speeds, truth, rules = experiment.speed_model(seed), _Truth(), experiment.rules()
+    teachers = teachers or _federation_of(request)
     setups = []
     for index, cluster in enumerate(experiment.clusters):
         config = experiment.policies[cluster.policy or request.policy]
         name, nodes = ClusterName(cluster.name), cluster.all_nodes()
-        policy = ready.get(name) or make_policy(config, seed + index * SEEDS_APART)
+        label, own_seed = cluster.policy or request.policy, seed + index * SEEDS_APART
+        pupil = teachers.pupil(name, label, own_seed) if teachers is not None else None
+        policy: Policy = pupil.policy if pupil is not None else ready.get(name) or make_policy(config, own_seed)
         if isinstance(policy, Informed):
             truth.wanted = True
             known = speeds if policy.knows_jobs else experiment.typical_speeds(seed)
@@ -162,8 +210,11 @@ def build(
             if policy.unbounded:
                 nodes, rules = _without_bounds(nodes), _without_costs(rules)
         observers = (everywhere, *(hang(name, nodes) for hang in watchers))
-        setups.append(Setup(name, nodes, policy, heuristic(config.fallback), observers=observers))
-    return World(
+        if teachers is not None:
+            observers += teachers.observers(name)
+        setup = Setup(name, nodes, policy, heuristic(config.fallback), observers=observers)
+        setups.append(setup if pupil is None else replace(setup, learner=pupil.learner, restarted=pupil.restarted))
+    world = World(
         setups,
         truth.remembering(experiment.jobs().draw(seed)),
         speeds,
@@ -175,6 +226,26 @@ def build(
         transcribe=request.check,
         over=truth.forget,
     )
+    if teachers is not None:
+        teachers.join(world)
+    return world
+
+
+def _federation_of(request: Request) -> Teachers | None:
+    """Who learns together in this run, if anybody does."""
+    if request.experiment.federation is None:
+        return None
+    from fedsched.sim.federating import Forming  # loads torch, which takes a second
+
+    return Forming(request.experiment, request.seed, judged=request.check)
+
+
+def _federations(world: World) -> tuple[FederationResult, ...]:
+    if not world.federations:
+        return ()
+    from fedsched.sim.federation import result_of
+
+    return tuple(result_of(federation) for federation in world.federations)
 
 
 def _without_bounds(nodes: Sequence[Node]) -> tuple[Node, ...]:

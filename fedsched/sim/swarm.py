@@ -19,6 +19,10 @@ from fedsched.sim.world import CLUSTER, USUAL_COSTS, run_scenario
 JOBS = 10
 PLANNED_S = 300.0
 """Faults fall into the first so many seconds."""
+FEDERATED = 0.25
+"""Share of the seeds of which a federation is drawn, too."""
+FEDERATED_JOBS = 6
+"""Of each of its clusters."""
 SLOTS_MAX = 1_500
 """Far more than any of these runs needs: who has not finished until then waits for ever."""
 
@@ -61,6 +65,8 @@ def judge_seed(seed: int, progress: Share = lambda _: None) -> Verdict:
     digest, problem = "", ""
     try:
         digest = _run(scenario, plan, name, rules, steps)
+        if stream(seed, "swarm/federated").random() < FEDERATED:
+            digest += " " + _run_federated(seed, steps)
     except Exception as error:  # Whatever breaks is what is looked for.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {frame.name}: {error}"
@@ -86,6 +92,14 @@ def _run(scenario: Scenario, plan: FaultPlan, name: str, rules: Rules, steps: _S
     )
     judges.close(collector.jobs(steps.now_s), steps.now_s, submitted=len(scenario.jobs))
     return result.digest
+
+
+def _run_federated(seed: int, steps: _Steps) -> str:
+    """The same seed once more, with clusters that learn together."""
+    from fedsched.sim.federation_swarm import run_federation, usual_rules  # loads torch, which takes a second
+
+    rules = usual_rules(stream(seed, "swarm/federated/rules").random, SLOTS_MAX)
+    return run_federation(seed, rules, jobs=FEDERATED_JOBS, until_s=PLANNED_S, observers=(steps.observe,))
 
 
 class _Steps:

@@ -10,6 +10,7 @@ from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import JobPhase, JobStatus
 from fedsched.errors import InvalidInput
+from fedsched.learn.learner import ClusterLearner
 from fedsched.runtime.loop import Observer
 from fedsched.sim.clock import ARRIVAL, VirtualClock
 from fedsched.sim.cluster import NoTranscript, Rules, Setup, SimulatedCluster, Transcript
@@ -22,7 +23,7 @@ from fedsched.sim.speeds.costs import Costs
 from fedsched.sim.workload import Scenario
 
 if TYPE_CHECKING:
-    from fedsched.learn.actor_critic import Learner  # loads torch
+    from fedsched.sim.federation import Federation
 
 CLUSTER = ClusterName("simulated")
 """The only one of a drawn scenario."""
@@ -77,6 +78,8 @@ class World:
         self._router = Router(self.clusters, routing, seed)
         self.arrived = 0
         self.ended = 0
+        self.federations: list[Federation] = []
+        """Who learns together here; they join before the world runs."""
 
     def run(self) -> None:
         """From the first arrival until nothing happens any more. Jobs that can never run are left as they are."""
@@ -195,7 +198,7 @@ def run_scenario(
     policy: Policy,
     fallback: Policy,
     *,
-    learner: Learner | None = None,
+    learner: ClusterLearner | None = None,
     rules: Rules | None = None,
     check: bool = False,
     observers: Sequence[Observer] = (),

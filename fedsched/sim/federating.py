@@ -1,0 +1,131 @@
+"""Forms the federations of a run: which clusters learn together, with whose weights, and who judges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedsched.config import PolicyConfig
+from fedsched.core.ids import ClusterName
+from fedsched.learn.kinds import KINDS, first_weights, kind_of
+from fedsched.learn.learner import ClusterLearner
+from fedsched.policy.checkpoint import Checkpoint
+from fedsched.runtime.loop import Observer
+from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.federation import Federation, Member, Standing, first_standing
+from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
+from fedsched.sim.federation_judges import FederationJudge
+from fedsched.sim.federation_link import Errands
+from fedsched.sim.world import World
+
+SEEDS_APART = 1_000_003
+"""Between the seeds of a run's federations."""
+
+
+@dataclass(slots=True)
+class School:
+    """What clusters remember and where their rounds stand, from one run to the next."""
+
+    learners: dict[ClusterName, ClusterLearner] = field(default_factory=dict)
+    standings: list[Standing] = field(default_factory=list)
+    """By federation, in the order in which they are formed."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Clusters that learn together."""
+
+    policy: PolicyConfig
+    first: Checkpoint
+    standing: Standing
+    judge: FederationJudge | None
+    members: list[Member]
+
+
+class Forming:
+    """Makes the members of a run's federations while the clusters are set up, then has them join the world.
+
+    Args:
+        seed: of the run.
+        judged: whether judges watch the rounds.
+        school: where to go on from; what is missing in it is put there.
+        first: weights that agents begin with, in place of those of the policy's configuration.
+    """
+
+    def __init__(
+        self,
+        experiment: ExperimentConfig,
+        seed: int,
+        *,
+        judged: bool,
+        school: School | None = None,
+        first: Checkpoint | None = None,
+    ) -> None:
+        self._experiment = experiment
+        self._seed = seed
+        self._judged = judged
+        self._first = first
+        self._school = school if school is not None else School()
+        self._groups: list[_Group] = []
+        self._open: dict[str, _Group] = {}
+        """By label, the group that the next cluster with that policy joins."""
+
+    def pupil(self, name: ClusterName, label: str, seed: int) -> Member | None:
+        """A cluster's member; None where it does not learn.
+
+        Raises:
+            CorruptCheckpoint: the first weights cannot be used.
+        """
+        section = self._experiment.federation
+        config = self._experiment.policies[label]
+        if section is None or config.name not in KINDS:
+            return None
+        size = section.together.get(label, len(self._experiment.clusters))
+        if size == 0:
+            return None
+        group = self._group(label, config, section, size)
+        active, kind = group.standing.active, kind_of(config.name)
+        weights = group.first.replaced(active.checkpoint.arrays, {})
+        exploration = section.learning.exploration
+        policy = kind.policy(weights, active.record.version, config.seed + seed, config.explore, exploration)
+        learner = self._school.learners.get(name)
+        if learner is None:
+            learner = self._school.learners[name] = kind.learner(group.first, section.learning, section.batch_size)
+        member = Member(name, policy, learner, section.members.get(name, MemberConfig()), group.first.arrays)
+        group.members.append(member)
+        return member
+
+    def _group(self, label: str, config: PolicyConfig, section: FederationSectionConfig, size: int) -> _Group:
+        group = self._open.get(label)
+        if group is not None and len(group.members) < size:
+            return group
+        first = self._first or first_weights(config.name, config.checkpoint, config.seed)
+        index = len(self._groups)
+        if index == len(self._school.standings):
+            self._school.standings.append(first_standing(config.name, first, section.learning_rate))
+        standing = self._school.standings[index]
+        judge = FederationJudge(standing, section) if self._judged else None
+        self._open[label] = group = _Group(config, first, standing, judge, [])
+        self._groups.append(group)
+        return group
+
+    def observers(self, name: ClusterName) -> tuple[Observer, ...]:
+        """Who has to see what the cluster does, to judge what leaves it."""
+        judges = [group.judge for group in self._groups if any(member.name == name for member in group.members)]
+        return tuple(judge.observe for judge in judges if judge is not None)
+
+    def join(self, world: World) -> None:
+        """Let the federations begin in the world, before it runs."""
+        section, errands = self._experiment.federation, Errands(world.clock)
+        for index, group in enumerate(self._groups):
+            assert section is not None
+            federation = Federation(
+                group.members, group.standing, section, seed=self._seed + SEEDS_APART * index, judge=group.judge
+            )
+            federation.join(errands, world.clusters)
+            world.federations.append(federation)
+
+    def keep(self, world: World) -> None:
+        """Put where the rounds stand after the run into the school."""
+        self._school.standings[:] = [federation.standing() for federation in world.federations]
+        for learner in self._school.learners.values():
+            learner.abandon()

@@ -1,0 +1,132 @@
+"""Small federations in which everything goes wrong, each drawn from a seed, under the eyes of all judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import structs
+
+from fedsched.core.ids import ClusterName, JobId, stream
+from fedsched.learn.config import LearningConfig
+from fedsched.learn.kinds import first_weights, kind_of
+from fedsched.policy.dl2 import DL2
+from fedsched.policy.registry import heuristic
+from fedsched.runtime.loop import Observer
+from fedsched.sim.cluster import Rules, Setup
+from fedsched.sim.faults import Faults, FaultyPolicy, draw_plan
+from fedsched.sim.federation import Federation, Member, first_standing
+from fedsched.sim.federation_config import AwayConfig, FederationSectionConfig, LinkConfig, MemberConfig, SpoilConfig
+from fedsched.sim.federation_judges import FederationJudge
+from fedsched.sim.federation_link import Errands
+from fedsched.sim.judges import Judges
+from fedsched.sim.ports import SimulatedJob
+from fedsched.sim.results import Collector
+from fedsched.sim.speed import SPEEDS
+from fedsched.sim.speeds.analytic import AnalyticSpeeds
+from fedsched.sim.workload import Scenario, draw_scenario
+from fedsched.sim.world import USUAL_COSTS, World
+
+NAMES = ("east", "north", "south", "west")
+SPOILS = ("nan", "huge", "dimensions", "stale", "noise", "reversed")
+SEEDS_APART = 1_000_000
+"""Between the seeds of a federation's clusters."""
+
+Draw = Callable[[], float]
+
+
+def draw_section(seed: int, clusters: tuple[str, ...], until_s: float) -> FederationSectionConfig:
+    """Rounds, a link, and clusters that leave, lag and send nonsense."""
+    draw = stream(seed, "swarm/section").random
+    return FederationSectionConfig(
+        interval_s=20 + draw() * 100,
+        quorum=1 + int(draw() * len(clusters)),
+        deadline_s=1 + draw() * 40,
+        batch_size=16 + int(draw() * 64),
+        samples_min=1 + int(draw() * 40),
+        learning_rate=1e-3,
+        combine="weighted_mean" if draw() < 0.5 else "trimmed_mean",
+        trim_fraction=draw() * 0.4,
+        link=LinkConfig(delay_s=draw() * 3, jitter_s=draw() * 5, loss=draw() * 0.3, twice=draw() * 0.3),
+        members={name: _draw_member(draw, until_s) for name in clusters},
+        learning=LearningConfig(
+            exploration=draw() < 0.5,
+            replay=("prioritised", "plain", "off")[int(draw() * 3)],
+            memory=16 + int(draw() * 500),
+            baseline="value" if draw() < 0.7 else "mean",
+        ),
+        seed=seed,
+    )
+
+
+def _draw_member(draw: Draw, until_s: float) -> MemberConfig:
+    away, lags, spoils = draw() < 0.4, draw() < 0.3, draw() < 0.4
+    every_s = 20 + draw() * until_s
+    kind, share = SPOILS[int(draw() * len(SPOILS))], draw()
+    return MemberConfig(
+        compute_s=draw() * 60 if lags else 0.0,
+        away=AwayConfig(first_s=draw() * until_s, for_s=every_s * (0.1 + 0.8 * draw()), every_s=every_s)
+        if away
+        else None,
+        spoils=SpoilConfig(kind=kind, share=share) if spoils else None,  # type: ignore[arg-type]
+    )
+
+
+def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observers: tuple[Observer, ...]) -> str:
+    """Draw clusters, jobs, fault plans and rounds, and run it all; returns a digest of everything that happened.
+
+    Args:
+        jobs: of each cluster.
+        until_s: faults fall into the first so many seconds.
+        observers: see every step of every cluster.
+
+    Raises:
+        BrokenPromise: a judge saw what must not happen.
+    """
+    names = NAMES[: 2 + int(stream(seed, "swarm/clusters").random() * 3)]
+    section = draw_section(seed, names, until_s)
+    first = first_weights(DL2.name, "builtin", 0)
+    standing = first_standing(DL2.name, first, section.learning_rate)
+    judge, judges, collector = FederationJudge(standing, section), Judges(), Collector()
+    members, setups, coming = [], [], []
+    kind = kind_of(DL2.name)
+    for index, text in enumerate(names):
+        name = ClusterName(text)
+        scenario = draw_scenario(seed + SEEDS_APART * (index + 1), jobs=jobs)
+        own = _jobs(name, scenario)
+        coming += own
+        plan = draw_plan(seed + SEEDS_APART * (index + 1), scenario.nodes, [job.spec for job in own], until_s)
+        policy = FaultyPolicy(kind.policy(first, 1, seed + index, True, section.learning.exploration), plan)
+        learner = kind.learner(first, section.learning, section.batch_size)
+        member = Member(name, policy, learner, section.members[name], first.arrays)
+        members.append(member)
+        watching = (
+            *observers,
+            judge.observe,
+            judges.on(name, scenario.nodes),
+            collector.on(name, scenario.nodes),
+        )
+        setups.append(
+            Setup(name, scenario.nodes, policy, heuristic("drf"), learner, Faults(plan), watching, member.restarted)
+        )
+    coming.sort(key=lambda job: (job.spec.submitted_s, job.spec.job_id))
+    speeds = AnalyticSpeeds(SPEEDS)
+    world = World(setups, coming, speeds, rules, routing="origin", seed=seed, check=True, transcribe=True)
+    federation = Federation(members, standing, section, seed=seed, judge=judge)
+    federation.join(Errands(world.clock), world.clusters)
+    world.run()
+    federation.close()
+    judges.close(collector.jobs(world.clock.now_s), world.clock.now_s, submitted=len(coming))
+    return f"{world.digest} {federation.loop.active.record.digest} {len(federation.records)}"
+
+
+def _jobs(cluster: ClusterName, scenario: Scenario) -> list[SimulatedJob]:
+    """The scenario's jobs under ids of their own, all submitted where they run."""
+    return [
+        SimulatedJob(structs.replace(spec, job_id=JobId(f"{cluster}-{spec.job_id}")), spec.epochs, origin=cluster)
+        for spec in scenario.jobs
+    ]
+
+
+def usual_rules(draw: Draw, slots_max: int) -> Rules:
+    """How time passes."""
+    return Rules(10.0, slots_max=slots_max, costs=USUAL_COSTS, keep_running=draw() < 0.5)

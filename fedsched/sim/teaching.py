@@ -1,0 +1,427 @@
+"""Trains a policy over many simulated runs, on line in one cluster or federated over several, resumable at every run.
+
+A run (an episode) draws the experiment's jobs from the next seed, and is simulated to its end while the policy learns.
+Between runs everything that the next one depends on lies in a `State`, which is a file: weights, the optimiser's
+moments, what each cluster remembers, the numbers of versions and rounds, and the log. Chance is drawn from streams that
+are named by seeds and numbers, so a training that was killed and resumed makes the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from msgspec import structs
+
+from fedsched.core.ids import ClusterName
+from fedsched.core.rounds import Outcome
+from fedsched.errors import Failed, InvalidInput
+from fedsched.federation.optimiser import ServerOptimiser
+from fedsched.federation.source import Arrays
+from fedsched.files import write_whole
+from fedsched.learn.config import LearningConfig
+from fedsched.learn.kinds import first_weights, kind_of
+from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.stepping import SteppingLearner
+from fedsched.policy.checkpoint import Checkpoint
+from fedsched.policy.learnable import Learnable
+from fedsched.runtime.loop import Observer
+from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.federating import Forming, School
+from fedsched.sim.federation import Standing, first_standing
+from fedsched.sim.federation_config import FederationSectionConfig
+from fedsched.sim.results import RunResult
+from fedsched.sim.running import Request, Teachers, perform
+from fedsched.sim.workers import INTERRUPTED
+from fedsched.sim.world import World
+
+Mode = Literal["online", "federated"]
+HELD_OUT_OFFSET = 500_000_000
+"""Held-out runs draw from seeds this far from those of training."""
+ALL = "all"
+"""What stands in a row for all clusters together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is trained how. The same recipe makes the same bytes."""
+
+    name: str
+    """Of the experiment."""
+    experiment: ExperimentConfig
+    label: str
+    """Of the experiment's policy that is taught."""
+    mode: Mode
+    source: str = "builtin"
+    """First weights: see `first_weights`."""
+    window: int | None = None
+    """Jobs that fresh weights see at once."""
+    seed: int = 0
+    validate_every: int = 5
+    """Runs between two looks at how good it is."""
+    validation_seeds: int = 2
+    """Held-out runs of each look."""
+    learning: LearningConfig = field(default_factory=LearningConfig)
+    learning_rate: float = 1e-4
+    batch_size: int = 256
+    samples_min: int = 256
+    together: int | None = None
+    """Clusters that share one federation; None: as the experiment says."""
+
+    def plain(self) -> dict[str, Any]:
+        """All that decides what is made, as plain data."""
+        learning = self.learning.model_dump(mode="json")
+        return {
+            "mode": self.mode,
+            "policy": self.label,
+            "from": self.source,
+            "window": self.window,
+            "seed": self.seed,
+            "validate_every": self.validate_every,
+            "validation_seeds": self.validation_seeds,
+            "learning_rate": self.learning_rate,
+            "batch_size": self.batch_size,
+            "samples_min": self.samples_min,
+            "together": self.together,
+            **{f"learning.{name}": value for name, value in learning.items()},
+            "experiment": self.experiment.model_dump(mode="json"),
+        }
+
+    def section(self) -> FederationSectionConfig:
+        """The federation's rounds with what the recipe says of learning.
+
+        Raises:
+            InvalidInput: the experiment has none.
+        """
+        section = self.experiment.federation
+        if section is None:
+            raise InvalidInput(
+                f"{self.name} has no federation; a section `federation` in the experiment was expected",
+                "add one, see simulations/experiments/federation.yaml, or use `fedsched train online`",
+            )
+        return section.model_copy(
+            update={
+                "learning": self.learning,
+                "learning_rate": self.learning_rate,
+                "batch_size": self.batch_size,
+                "samples_min": self.samples_min,
+                "together": {self.label: self.together or len(self.experiment.clusters)},
+            }
+        )
+
+
+@dataclass(slots=True)
+class State:
+    """All that the next run depends on, and the log of those before."""
+
+    standings: list[Standing]
+    """By federation; on line the only one holds weights, moments and the version."""
+    learners: dict[ClusterName, ClusterLearner]
+    episodes: int = 0
+    """Runs that are over."""
+    slots: dict[str, int] = field(default_factory=dict)
+    """Slots that were decided, by cluster."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """The log: a row per run."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """Row of the look with the lowest JCT, by name."""
+    best_arrays: list[Arrays] = field(default_factory=list)
+    """Its weights, by federation."""
+
+
+Tell = Callable[[dict[str, Any], State], None]
+"""Hears of each row of the log, and sees the state that it belongs to."""
+
+
+class Training:
+    """Carries a recipe out.
+
+    Args:
+        state: where to go on from; None: from the beginning.
+
+    Raises:
+        InvalidInput: the policy cannot be taught, or the experiment does not fit the mode.
+        CorruptCheckpoint: the first weights cannot be used.
+    """
+
+    def __init__(self, recipe: Recipe, state: State | None = None) -> None:
+        config = recipe.experiment.policies[recipe.label]
+        self.kind = kind_of(config.name)
+        self.policy_name = config.name
+        self.recipe = recipe
+        self.first = first_weights(config.name, recipe.source, recipe.seed, recipe.window)
+        clusters = recipe.experiment.clusters
+        if recipe.mode == "online" and len(clusters) != 1:
+            raise InvalidInput(
+                f"{recipe.name} has {len(clusters)} clusters; training on line is about one",
+                "use `fedsched train federated`, or an experiment with one cluster",
+            )
+        self._experiment = recipe.experiment.model_copy(
+            update={"federation": recipe.section() if recipe.mode == "federated" else None}
+        )
+        self.state = state if state is not None else self.beginning()
+
+    def beginning(self) -> State:
+        """Before the first run."""
+        recipe = self.recipe
+        clusters = [ClusterName(cluster.name) for cluster in recipe.experiment.clusters]
+        size = len(clusters) if recipe.mode == "online" else recipe.together or len(clusters)
+        groups = -(-len(clusters) // size)
+        standing = first_standing(self.policy_name, self.first, recipe.learning_rate)
+        learners = {name: self.kind.learner(self.first, recipe.learning, recipe.batch_size) for name in clusters}
+        return State([standing] * groups, learners)
+
+    def run(self, episodes: int, tell: Tell) -> None:
+        """Go on until so many runs are over, with a look at the quality before the first and after the last.
+
+        Raises:
+            Failed: a run ended early; the state is as it was before it.
+            KeyboardInterrupt: the same.
+        """
+        state = self.state
+        if not state.rows:
+            self._log({}, tell, episodes)
+        while state.episodes < episodes:
+            teachers = self._teachers()
+            seed = self.recipe.experiment.seed + self.recipe.seed * 1_000_003 + state.episodes
+            result = self._perform(seed, teachers)
+            learnt = teachers.keep()
+            state.episodes += 1
+            for name, slots in teachers.slots.items():
+                state.slots[name] = state.slots.get(name, 0) + slots
+            self._log({"train_jct_slots": result.avg_jct_slots, **learnt}, tell, episodes)
+
+    def _perform(self, seed: int, teachers: Teachers | None) -> RunResult:
+        result = perform(Request(self.recipe.name, self._experiment, self.recipe.label, seed), teachers=teachers)
+        if result.partial == INTERRUPTED:
+            raise KeyboardInterrupt
+        if result.partial:
+            raise Failed(
+                f"run {self.state.episodes + 1}, of seed {seed}, ended early: {result.partial}",
+                "correct the experiment; what was learnt before this run is kept, --resume goes on from there",
+            )
+        return result
+
+    def _teachers(self) -> _Online | _Federated:
+        return _Online(self) if self.recipe.mode == "online" else _Federated(self, self._experiment)
+
+    def _log(self, learnt: Mapping[str, Any], tell: Tell, episodes: int) -> None:
+        state, recipe = self.state, self.recipe
+        row: dict[str, Any] = {
+            "episode": state.episodes,
+            "slots": sum(state.slots.values()),
+            "decisions": sum(learner.recorded for learner in state.learners.values()),
+            "version": max(standing.active.record.version for standing in state.standings),
+            **learnt,
+        }
+        if state.episodes % recipe.validate_every == 0 or state.episodes == episodes:
+            row.update(self.look([standing.active.checkpoint.arrays for standing in state.standings]))
+            jct = row["jct_slots.all"]
+            if not state.best or jct < state.best["jct_slots.all"]:
+                state.best = dict(row)
+                state.best_arrays = [standing.active.checkpoint.arrays for standing in state.standings]
+        state.rows.append(row)
+        tell(row, state)
+
+    def look(self, arrays: Sequence[Arrays]) -> dict[str, float]:
+        """Average JCT in slots on held-out runs without any learning: of all jobs, and by cluster."""
+        recipe = self.recipe
+        size = -(-len(recipe.experiment.clusters) // len(arrays))
+        names = [cluster.name for cluster in recipe.experiment.clusters]
+        weights = {ClusterName(name): arrays[index // size] for index, name in enumerate(names)}
+        sums: dict[str, list[float]] = {}
+        for number in range(recipe.validation_seeds):
+            seed = recipe.experiment.seed + HELD_OUT_OFFSET + number
+            result = self._perform(seed, _Still(self, weights))
+            jct = result.jobs.jct_s / result.slot_length_s
+            of = np.array(result.jobs.cluster)
+            sums.setdefault(ALL, []).append(float(jct[result.jobs.succeeded].mean()))
+            for name in names if len(names) > 1 else []:
+                rows = result.jobs.succeeded & (of == name)
+                if rows.any():
+                    sums.setdefault(name, []).append(float(jct[rows].mean()))
+        return {f"jct_slots.{name}": sum(values) / len(values) for name, values in sums.items()}
+
+    def checkpoint(self, arrays: Arrays, made: Mapping[str, str | int | float]) -> Checkpoint:
+        """Weights as a file, with how they came to be."""
+        return self.first.replaced(arrays, dict(made))
+
+
+# --- Who teaches a run -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Pupil:
+    policy: Learnable
+    learner: ClusterLearner | None
+
+    def restarted(self) -> None:
+        """Agents do not die in training."""
+
+
+class _Still:
+    """Nobody: the clusters decide with these weights."""
+
+    def __init__(self, training: Training, weights: Mapping[ClusterName, Arrays]) -> None:
+        self._training = training
+        self._weights = weights
+
+    def pupil(self, name: ClusterName, label: str, seed: int) -> _Pupil | None:
+        """The policy without a learner."""
+        recipe, training = self._training.recipe, self._training
+        if label != recipe.label:
+            return None
+        weights = training.first.replaced(self._weights[name], {})
+        explore = recipe.experiment.policies[label].explore
+        return _Pupil(training.kind.policy(weights, 1, seed, explore, False), None)
+
+    def observers(self, name: ClusterName) -> tuple[Observer, ...]:
+        """None."""
+        return ()
+
+    def join(self, world: World) -> None:
+        """Nothing happens beside the scheduling."""
+
+
+class _Online:
+    """One cluster that steps by itself after every slot."""
+
+    def __init__(self, training: Training) -> None:
+        recipe, (standing,) = training.recipe, training.state.standings
+        self._training = training
+        ((self._name, learner),) = training.state.learners.items()
+        active = standing.active
+        self._learner = SteppingLearner(
+            learner,
+            active.checkpoint.arrays,
+            active.record.version,
+            active.optimiser,
+            batch_size=recipe.batch_size,
+            samples_min=recipe.samples_min,
+            seed=recipe.seed,
+        )
+        self._world: World | None = None
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Decided in this run, by cluster."""
+        return _slots(self._world)
+
+    def pupil(self, name: ClusterName, label: str, seed: int) -> _Pupil | None:
+        """The cluster's policy with its learner."""
+        training, recipe = self._training, self._training.recipe
+        if label != recipe.label:
+            return None
+        learner = self._learner
+        weights = training.first.replaced(learner.arrays, {})
+        policy = training.kind.policy(weights, learner.version, seed, True, recipe.learning.exploration)
+        learner.teach(policy)
+        return _Pupil(policy, learner)
+
+    def observers(self, name: ClusterName) -> tuple[Observer, ...]:
+        """None."""
+        return ()
+
+    def join(self, world: World) -> None:
+        """Nothing but to count its slots."""
+        self._world = world
+
+    def keep(self) -> dict[str, float]:
+        """Put what was learnt into the training's state; what is told of it."""
+        learner, state = self._learner, self._training.state
+        learner.abandon()
+        before = state.standings[0]
+        state.standings[0] = standing_of(self._training, learner.arrays, learner.version, learner.optimiser)
+        steps = learner.version - before.active.record.version
+        return {"updates": steps, **_means(learner.take_notes())}
+
+
+class _Federated:
+    """Clusters whose updates go through the federation's rounds."""
+
+    def __init__(self, training: Training, experiment: ExperimentConfig) -> None:
+        self._training = training
+        state = training.state
+        self._school = School(dict(state.learners), list(state.standings))
+        seed = training.recipe.seed * 1_000_003 + state.episodes
+        self._forming = Forming(experiment, seed, judged=False, school=self._school, first=training.first)
+        self._world: World | None = None
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Decided in this run, by cluster."""
+        return _slots(self._world)
+
+    def pupil(self, name: ClusterName, label: str, seed: int) -> Any:
+        """The cluster as a member of its federation."""
+        return self._forming.pupil(name, label, seed)
+
+    def observers(self, name: ClusterName) -> tuple[Observer, ...]:
+        """None but judges, which training has not."""
+        return self._forming.observers(name)
+
+    def join(self, world: World) -> None:
+        """Let the rounds begin."""
+        self._world = world
+        self._forming.join(world)
+
+    def keep(self) -> dict[str, float]:
+        """Put what was learnt into the training's state; what is told of it."""
+        assert self._world is not None
+        self._forming.keep(self._world)
+        self._training.state.standings = list(self._school.standings)
+        records = [record for federation in self._world.federations for record in federation.records]
+        absent = [gone.absence.value for record in records for gone in record.absent]
+        counted = [part.metrics for record in records for part in record.contributions]
+        return {
+            "updates": sum(record.outcome is Outcome.COMBINED for record in records),
+            "rounds": len(records),
+            "counted": len(counted),
+            "rejected": absent.count("rejected"),
+            "declined": absent.count("declined"),
+            "missing": absent.count("missing"),
+            **_means(counted),
+        }
+
+
+def _slots(world: World | None) -> dict[str, int]:
+    return {} if world is None else {name: cluster.slots for name, cluster in world.clusters.items()}
+
+
+def _means(notes: Sequence[tuple[tuple[str, float], ...]]) -> dict[str, float]:
+    sums: dict[str, list[float]] = {}
+    for note in notes:
+        for name, value in note:
+            sums.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(sums.items())}
+
+
+def standing_of(training: Training, arrays: Arrays, version: int, optimiser: ServerOptimiser) -> Standing:
+    """Weights that were stepped to without a round, as rounds keep theirs."""
+    weights = training.first.replaced(arrays, {})
+    standing = first_standing(training.policy_name, weights, training.recipe.learning_rate)
+    record = structs.replace(standing.active.record, version=version)
+    return Standing(replace(standing.active, record=record, optimiser=optimiser), version, 0)
+
+
+# --- The log -----------------------------------------------------------------------------------------------------
+
+
+def log_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The log as CSV, a line per run; it holds no wall times, so it is the same each time."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_log(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put the log in place in one step."""
+    write_whole(path, log_of(rows).encode())

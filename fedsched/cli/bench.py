@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     group.command()(core)
     group.command()(sim)
     group.command()(decision)
+    group.command()(train)
     group.command()(scaling)
     group.command()(training)
     app.add_typer(group, name="bench")
@@ -166,4 +167,36 @@ def decision(
         table(
             ("JOBS", "SERVERS", "POLICY", "P50", "P99"),
             [(pace.jobs, pace.servers, pace.policy, f"{pace.p50_ms:.2f}ms", f"{pace.p99_ms:.2f}ms") for pace in paces],
+        )
+
+
+def train(
+    cases: Annotated[str, typer.Option(help="Only these, with commas between them.")] = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Measure how fast policies are trained: environment steps, slots and updates a second of CPU."""
+    from fedsched.errors import InvalidInput
+    from fedsched.sim.teaching_pace import CASES, measure
+
+    names = tuple(name.strip() for name in cases.split(",") if name.strip()) or tuple(CASES)
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise InvalidInput(f"there is no case {', '.join(unknown)}", f"the cases are {', '.join(CASES)}")
+    paces = measure(names, lambda name: typer.echo(f"training {name}", err=True))
+    if not emit({"cases": paces}, output, names):
+        table(
+            ("CASE", "POLICY", "MODE", "CLUSTERS", "CPU", "STEPS/S", "SLOTS/S", "UPDATES/S"),
+            [
+                (
+                    pace.name,
+                    pace.policy,
+                    pace.mode,
+                    pace.clusters,
+                    f"{pace.cpu_s:.2f}s",
+                    f"{pace.steps_per_cpu_s:,.0f}",
+                    f"{pace.slots_per_cpu_s:,.1f}",
+                    f"{pace.updates_per_cpu_s:,.1f}",
+                )
+                for pace in paces
+            ],
         )

@@ -12,6 +12,7 @@ from fedsched.federation.exchange import metrics_of
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays, Gradient
 from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.tensors import one_thread
 from fedsched.policy.learnable import Learnable
 
 
@@ -77,7 +78,8 @@ class SteppingLearner:
         if self._learner.recorded == before or len(self._learner) < self._samples_min:
             return
         gradient = self._learner.gradient(self.arrays, self._batch_size, self._seed + self.version)
-        self.arrays, self.optimiser = self.optimiser.step(self.arrays, gradient.gradients)
+        with one_thread():
+            self.arrays, self.optimiser = self.optimiser.step(self.arrays, gradient.gradients)
         self.version += 1
         self._notes.append(metrics_of(gradient))
         if self._policy is not None:

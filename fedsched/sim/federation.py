@@ -40,6 +40,7 @@ from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.federation.source import Arrays, Hello, PolicyOffer
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.tensors import one_thread
 from fedsched.policy.learnable import Learnable
 from fedsched.sim.cluster import SimulatedCluster
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig, SpoilConfig
@@ -395,8 +396,9 @@ class Federation:
 
     @contextmanager
     def stage(self, name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
-        """Nobody traces simulations."""
-        yield
+        """Nobody traces simulations; what is computed has one thread, as in the live aggregator."""
+        with one_thread():
+            yield
 
 
 # --- What came of it ---------------------------------------------------------------------------------------------

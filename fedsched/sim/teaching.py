@@ -65,7 +65,7 @@ class Recipe:
     validate_every: int = 5
     """Runs between two looks at how good it is."""
     validation_seeds: int = 2
-    """Held-out runs of each look."""
+    """Held-out runs of each look; 0: nobody looks."""
     learning: LearningConfig = field(default_factory=LearningConfig)
     learning_rate: float = 1e-4
     batch_size: int = 256
@@ -219,7 +219,8 @@ class Training:
             "version": max(standing.active.record.version for standing in state.standings),
             **learnt,
         }
-        if state.episodes % recipe.validate_every == 0 or state.episodes == episodes:
+        due = state.episodes % recipe.validate_every == 0 or state.episodes == episodes
+        if due and recipe.validation_seeds:
             row.update(self.look([standing.active.checkpoint.arrays for standing in state.standings]))
             jct = row["jct_slots.all"]
             if not state.best or jct < state.best["jct_slots.all"]:

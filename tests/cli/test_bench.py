@@ -63,3 +63,15 @@ def test_the_benchmark_of_training_runs_both_ways_and_counts_what_goes_over_the_
     result = json.loads(capsys.readouterr().out)
     assert result["ratio"] == pytest.approx(result["ps_steps_per_s"] / result["ddp_steps_per_s"])
     assert result["wire_bytes_ratio"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_training_benchmark_counts_what_the_learner_was_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps that taught nobody anything would flatter it."""
+    assert main(["bench", "train", "--cases", "mix-online", "-o", "json"]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    assert (case["name"], case["policy"], case["mode"], case["clusters"]) == ("mix-online", "dl2", "online", 1)
+    assert case["steps"] > case["slots"] >= case["updates"] > 0
+    for what in ("steps", "slots", "updates"):
+        assert case[f"{what}_per_cpu_s"] == pytest.approx(case[what] / case["cpu_s"])
+    assert main(["bench", "train", "--cases", "mix"]) == 2
+    assert "the cases are mix-online" in capsys.readouterr().err

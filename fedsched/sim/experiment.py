@@ -29,6 +29,7 @@ from fedsched.policy import plugins
 from fedsched.sim.cluster import Rules
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.federation_config import FederationSectionConfig
+from fedsched.sim.local_workloads import LocalWorkloadsConfig
 from fedsched.sim.ports import SpeedModel, Workload
 from fedsched.sim.speeds.config import AnalyticConfig, EstimatesConfig, SpeedsConfig
 from fedsched.sim.speeds.costs import CostsConfig
@@ -139,11 +140,13 @@ WorkloadFile = Annotated[
     Annotated[WorkloadConfig, Tag(f"{KIND}mix")]
     | Annotated[Dl2Config, Tag(f"{KIND}dl2")]
     | Annotated[TraceWorkloadConfig, Tag(f"{KIND}trace")]
-    | Annotated[FittedWorkloadConfig, Tag(f"{KIND}fitted")],
+    | Annotated[FittedWorkloadConfig, Tag(f"{KIND}fitted")]
+    | Annotated[LocalWorkloadsConfig, Tag(f"{KIND}local")],
     Discriminator(
         _kind,
         custom_error_type="unknown_kind",
-        custom_error_message="there is no such kind of workload; dl2, fitted, mix (or no kind) or trace was expected",
+        custom_error_message="there is no such kind of workload; "
+        "dl2, fitted, local, mix (or no kind) or trace was expected",
     ),
     BeforeValidator(_contents),
 ]
@@ -247,7 +250,7 @@ class ExperimentConfig(Tree):
         if self.speeds is not None:
             return self.speeds.model(seed, self._folders["speeds"])
         match self.workload:
-            case WorkloadConfig():
+            case WorkloadConfig() | LocalWorkloadsConfig():
                 return AnalyticConfig(form="analytic").model(seed)
             case Dl2Config():
                 return AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(seed)
@@ -290,6 +293,15 @@ class ExperimentConfig(Tree):
         rooms = [[node.capacity for node in cluster.all_nodes()] for cluster in self.clusters]
         if all(pack(room, worker, ps, Allocation(1, 1)) is None for room in rooms):
             raise ValueError(f"no cluster can hold the workload's largest worker ({worker}) and server ({ps})")
+        return self
+
+    @model_validator(mode="after")
+    def _local_workloads_have_a_cluster(self) -> ExperimentConfig:
+        if isinstance(self.workload, LocalWorkloadsConfig):
+            known = [cluster.name for cluster in self.clusters]
+            unknown = [name for name in self.workload.clusters if name not in known]
+            if unknown:
+                raise ValueError(f"the workload names {', '.join(unknown)}; clusters are {', '.join(known)}")
         return self
 
     @model_validator(mode="after")

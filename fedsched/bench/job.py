@@ -55,7 +55,7 @@ class BenchJob:
             tasks=LocalTasks(root / "cluster", programs),
             programs=programs,
             join_deadline_s=DEADLINE_S,
-            scale_deadline_s=DEADLINE_S,
+            scale_deadline_s=DEADLINE_S / 2,
             settle_s=DEADLINE_S,
         )
         self._seq = 0
@@ -130,15 +130,19 @@ class BenchJob:
             try:
                 event = self._events.get(timeout=max(0.0, until_s - time.monotonic()))
             except queue.Empty:
-                raise Failed(f"no {kind.__name__} within {DEADLINE_S:g} s", self._where()) from None
+                raise Failed(f"no {kind.__name__} within {DEADLINE_S:g} s\n{self._told()}", self._where()) from None
             if isinstance(event, kind):
                 return event
             if isinstance(event, ScaleFailed):
                 raise Failed(f"a resize was rolled back: {event.message}", self._where())
             if isinstance(event, JobExited):
-                logs = self._executor.log_files(self._spec.job_id)
-                told = "\n".join(f"{path.name}: {path.read_text()[-500:]}" for path in logs)
-                raise Failed(f"the benchmark's job ended: {event.reason} {event.message}\n{told}", self._where())
+                message = f"the benchmark's job ended: {event.reason} {event.message}\n{self._told()}"
+                raise Failed(message, self._where())
+
+    def _told(self) -> str:
+        """The ends of the tasks' logs."""
+        logs = self._executor.log_files(self._spec.job_id)
+        return "\n".join(f"{path.name}: {path.read_text()[-500:]}" for path in logs)
 
     def _where(self) -> str:
         return "run it on a machine with less load, or file the message above as a fault"

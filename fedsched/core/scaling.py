@@ -42,6 +42,7 @@ class Plan(Record, frozen=True):
     workers: tuple[TaskName, ...]
     """In the order in which their gradients are added; the first is the chief."""
     servers: tuple[TaskName, ...]
+    """None where workers reduce their gradients among themselves; then each has all blocks, and the chief's count."""
     owners: tuple[TaskName, ...]
     """The server of each block, in the order of the job's blocks."""
 
@@ -371,6 +372,11 @@ class Scaling:
         return self.phase in (Phase.FINISHED, Phase.STOPPED, Phase.FAILED)
 
     @property
+    def reducing(self) -> bool:
+        """Whether workers reduce their gradients among themselves, because there are no servers."""
+        return all(role_of(task) is Role.WORKER for task in self.tasks)
+
+    @property
     def members(self) -> tuple[TaskName, ...]:
         """Who takes part now."""
         return tuple(sorted(self.plan.tasks, key=index_of)) if self.plan else ()
@@ -496,9 +502,23 @@ class Scaling:
         if self._stop_step is not None:
             return "the job is stopping"
         roles = [role_of(task) for task in order.tasks]
-        if Role.WORKER not in roles or Role.PS not in roles:
-            return "a job needs at least one worker and one parameter server"
+        if Role.WORKER not in roles:
+            return "a job needs at least one worker"
+        if self.reducing:
+            if Role.PS in roles:
+                return "the job was started without parameter servers and cannot get any"
+            if not self._needed() & set(order.tasks):
+                return (
+                    "a job without parameter servers needs one worker that stays: the parameters are with the workers"
+                )
+        elif Role.PS not in roles:
+            return "a job that was started with parameter servers needs at least one"
         return ""
+
+    def _assigned(self, servers: tuple[TaskName, ...], before: tuple[TaskName, ...] = ()) -> tuple[TaskName, ...]:
+        """The server of each block; without servers every worker has them all."""
+        assert self._blocks is not None
+        return assign(self._blocks, servers, before) if servers else ()
 
     def _stop(self, event: StopRequested) -> None:
         if self.ended:
@@ -536,10 +556,13 @@ class Scaling:
         if not missing and self._blocks is not None:
             workers = tuple(task for task in self.tasks if role_of(task) is Role.WORKER)
             servers = tuple(task for task in self.tasks if role_of(task) is Role.PS)
-            if not servers:
-                self._end(Phase.FAILED, "a job needs at least one parameter server, and none was started")
+            if not workers:
+                self._end(Phase.FAILED, "a job needs at least one worker, and none was started")
                 return
-            self.plan = Plan(1, self.start_step, workers, servers, assign(self._blocks, servers))
+            if not servers and self.asynchronous:
+                self._end(Phase.FAILED, "workers without parameter servers cannot train asynchronously")
+                return
+            self.plan = Plan(1, self.start_step, workers, servers, self._assigned(servers))
             self.phase = Phase.TRAINING
             self._progress_s = self._saved_s = self.time_s
             self._pace = _Pace(self.time_s, self.start_step)
@@ -579,12 +602,15 @@ class Scaling:
             self._roll_back(f"the training ends at step {self.steps}, before the switch could be made")
             return
         servers = self._in_order(self.plan.servers, order.tasks, Role.PS)
+        if not servers and not set(self.plan.workers) & set(order.tasks):
+            self._roll_back("no worker that has the parameters would stay")
+            return
         self.next_plan = Plan(
             self.plan.number + 1,
             clock,
             self._in_order(self.plan.workers, order.tasks, Role.WORKER),
             servers,
-            assign(self._blocks, servers, self.plan.owners),
+            self._assigned(servers, self.plan.owners),
         )
 
     def _in_order(self, before: tuple[TaskName, ...], wanted: tuple[TaskName, ...], role: Role) -> tuple[TaskName, ...]:
@@ -631,7 +657,8 @@ class Scaling:
 
     def _save_at(self, step: int) -> None:
         plan = self._plan_at(step - 1)
-        self._saves.setdefault(step, tuple(task for task in plan.servers if task in plan.owners))
+        writers = tuple(task for task in plan.servers if task in plan.owners) or plan.workers[:1]
+        self._saves.setdefault(step, writers)
         self._saved_s = self.time_s
 
     def _forget_save(self, step: int) -> None:

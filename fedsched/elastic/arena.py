@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from fedsched.elastic.memory import Layout, Segment
+from fedsched.elastic.memory import ALIGNMENT, Layout, Segment
 from fedsched.elastic.model import ModelSpec
 from fedsched.pb import training_pb2 as pb
 
@@ -51,6 +52,19 @@ class Arena:
     def whole(self, block: int, like: torch.Tensor) -> torch.Tensor:
         """The tensor that begins with this block, all blocks of it together."""
         return self._view(self.layout.span(block)[0], like.dtype, tuple(like.shape))
+
+    def stretches(self, blocks: Sequence[int], regions: int = 1) -> Iterator[torch.Tensor]:
+        """Flat tensors that cover these blocks, in order, in each of the first regions; neighbours of one type as one.
+
+        What lies between neighbours for the sake of alignment belongs to nobody and is zero.
+        """
+        types = [self.model.blocks[block].dtype for block in blocks]
+        for region in range(regions):
+            spans = [self.layout.span(block, region) for block in blocks]
+            for dtype, run in itertools.groupby(zip(types, spans, strict=True), key=lambda item: item[0]):
+                kind: torch.dtype = getattr(torch, dtype)
+                for first, last in _runs((span for _, span in run), gap=ALIGNMENT - 1):
+                    yield self._view(first, kind, ((last - first) // kind.itemsize,))
 
     def copy_values(self, other: Arena) -> None:
         """Take all values of an arena of the same form."""
@@ -110,13 +124,13 @@ def _located(blocks: Sequence[int], regions: Sequence[int]) -> Iterator[tuple[in
     return zip(blocks, regions or [0] * len(blocks), strict=True)
 
 
-def _runs(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Neighbours joined; empty ones left out."""
+def _runs(spans: Iterable[tuple[int, int]], gap: int = 0) -> Iterator[tuple[int, int]]:
+    """Neighbours that are no further apart than `gap` joined; empty ones left out."""
     here: tuple[int, int] | None = None
     for first, last in spans:
         if first == last:
             continue
-        if here is not None and here[1] == first:
+        if here is not None and here[1] <= first <= here[1] + gap:
             here = (here[0], last)
             continue
         if here is not None:

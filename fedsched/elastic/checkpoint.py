@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedsched.elastic.model import ModelSpec
 from fedsched.errors import CorruptCheckpoint
 from fedsched.files import sync_folder, write_whole
+from fedsched.pb import training_pb2 as pb
 
 KEPT = 2
 _FORMAT = 1
@@ -75,6 +77,20 @@ def complete(root: Path, step: int, model: ModelSpec, shards: Sequence[ShardFile
         if _step_of(found) < step:
             shutil.rmtree(found, ignore_errors=True)
     return folder
+
+
+def write_shard(root: Path, step: int, task: str, write: Callable[[Path], None]) -> pb.ShardWritten:
+    """Have a task's part of a checkpoint written to disk and say what became of it."""
+    folder = partial_folder(root, step)
+    path = folder / f"{task}.safetensors"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        return pb.ShardWritten(step=step, file=path.name, sha256=sha256_of(path), size_bytes=path.stat().st_size)
+    except Exception as problem:  # A full disk comes as whatever the writer makes of it.
+        return pb.ShardWritten(step=step, error=f"{task} could not write {path}: {problem}")
 
 
 def discard_partial(root: Path) -> None:

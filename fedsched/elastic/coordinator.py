@@ -71,6 +71,7 @@ class _Link:
         self.shares = hello.machine == memory.machine()
         """Whether it is on the coordinator's machine."""
         self.gradients = ""
+        self.parameters = ""
         self.error = ""
         self.loss: float | None = None
         self.told_model = False
@@ -118,7 +119,8 @@ class Coordinator(MembershipServicer, JobControlServicer):
             if free:
                 self._links[link.task] = link
                 training = len(self._core.plan.workers) if self._core.plan else 0
-                link.views.put(pb.MemberView(machine=memory.machine(), training=training))
+                greeting = pb.MemberView(machine=memory.machine(), training=training, reducing=self._core.reducing)
+                link.views.put(greeting)
         if not free:
             yield _refusal(f"{link.task} is here already; two processes cannot have one name")
             return
@@ -146,6 +148,8 @@ class Coordinator(MembershipServicer, JobControlServicer):
         with self._lock:
             link.error = report.error or link.error
             link.gradients = report.gradients or link.gradients
+            link.parameters = report.parameters or link.parameters
+            link.address = report.address or link.address
             if report.HasField("loss"):
                 link.loss = report.loss
                 losses = [other.loss for other in self._links.values() if other.loss is not None]
@@ -317,6 +321,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
     def _plan_view(self, plan: Plan) -> pb.PlanView:
         index = {server: number for number, server in enumerate(plan.servers)}
         links = [self._links.get(task) for task in plan.servers]
+        chief = self._links.get(plan.workers[0])
         return pb.PlanView(
             number=plan.number,
             from_step=plan.from_step,
@@ -326,6 +331,8 @@ class Coordinator(MembershipServicer, JobControlServicer):
             shared=[bool(link and link.shares) for link in links],
             gradients=[self._links[task].gradients if task in self._links else "" for task in plan.workers],
             owners=[index[owner] for owner in plan.owners],
+            rendezvous=chief.address if chief and not plan.servers else "",
+            parameters=chief.parameters if chief and chief.shares and not plan.servers else "",
         )
 
     # The main thread.

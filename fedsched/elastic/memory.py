@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedsched.elastic.model import ModelSpec
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 """Of a tensor's first byte: a cache line, and enough for every vector instruction."""
 
 
@@ -89,7 +89,7 @@ class Layout:
         offsets, end = [], 0
         for block in model.blocks:
             if block.start == 0:
-                end = -(-end // _ALIGNMENT) * _ALIGNMENT
+                end = -(-end // ALIGNMENT) * ALIGNMENT
             offsets.append(end)
             end += block.size_bytes
         region = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE

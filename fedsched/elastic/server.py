@@ -22,12 +22,13 @@ from fedsched import tracing
 from fedsched.elastic import ending, environment, memory
 from fedsched.elastic.arena import Arena, parts
 from fedsched.elastic.attendance import CHANNEL_OPTIONS, SERVER_OPTIONS, Attendance
-from fedsched.elastic.checkpoint import partial_folder, sha256_of, verified
+from fedsched.elastic.checkpoint import verified, write_shard
 from fedsched.elastic.environment import TaskEnvironment
+from fedsched.elastic.handing import pack, unpack
 from fedsched.elastic.model import ModelSpec
 from fedsched.elastic.shard import BlockState, Gradients, Shard, read_blocks
 from fedsched.elastic.streams import put, serve
-from fedsched.elastic.tensors import decode, encode, sparse_of
+from fedsched.elastic.tensors import sparse_of
 from fedsched.errors import FedschedError
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import ParametersStub
@@ -248,23 +249,14 @@ class ParameterServer:
         return self._gradients[worker][1]
 
     def _write_shard(self, step: int) -> None:
-        folder = partial_folder(self._checkpoint_dir, step)
-        path = folder / f"{self._task}.safetensors"
+        assert self._shard is not None
         try:
-            assert self._shard is not None
-            try:
-                snapshot = self._shard.snapshot()
-            finally:
-                with self._changed:
-                    self._copying = False
-                    self._changed.notify_all()
-            folder.mkdir(parents=True, exist_ok=True)
-            snapshot.write(path)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            written = pb.ShardWritten(step=step, file=path.name, sha256=sha256_of(path), size_bytes=path.stat().st_size)
-        except Exception as problem:  # A full disk comes as whatever the writer makes of it.
-            written = pb.ShardWritten(step=step, error=f"{self._task} could not write {path}: {problem}")
+            snapshot = self._shard.snapshot()
+        finally:
+            with self._changed:
+                self._copying = False
+                self._changed.notify_all()
+        written = write_shard(self._checkpoint_dir, step, self._task, snapshot.write)
         self._report(lambda report: report.saved.CopyFrom(written))
 
     # What plans ask for: the main thread.
@@ -376,24 +368,10 @@ class ParameterServer:
         """What lies in the arena is there already on the same machine, and is streamed to another."""
         assert self._shard is not None
         shard = self._shard
-        held = {
-            index: [key for key, tensor in sorted(block.tensors.items()) if shard.lies_in_arena(index, key, tensor)]
-            for index, block in blocks.items()
-        }
-        handover = pb.Handover(
-            server=self._task,
-            plan=plan.number,
-            version=plan.from_step,
-            held=json.dumps(held),
-            tensors=[
-                encode(index, tensor, key)
-                for index, block in blocks.items()
-                for key, tensor in sorted(block.tensors.items())
-                if key not in held[index]
-            ],
-            scalars=json.dumps({index: block.scalars for index, block in blocks.items()}),
-            hyperparameters=settings,
-        )
+        handover = pack(shard, blocks)
+        handover.server, handover.plan, handover.version = self._task, plan.number, plan.from_step
+        handover.hyperparameters = settings
+        held = {int(index): keys for index, keys in json.loads(handover.held).items()}
         with grpc.insecure_channel(plan.addresses[owner], CHANNEL_OPTIONS) as channel:
             if not (self._parameters and plan.shared[owner]):
                 keys = shard.arena.layout.keys
@@ -413,21 +391,9 @@ class ParameterServer:
     def _activate(self, plan: pb.PlanView) -> None:
         """Take in what others handed over and serve the plan."""
         assert self._shard is not None
-        arena = self._shard.arena
         with self._changed:
             for given in self._incoming.pop(plan.number, []):
-                scalars = json.loads(given.scalars)
-                blocks = {
-                    int(index): BlockState(
-                        arena.value(int(index)),
-                        {key: arena.state(int(index), key) for key in keys},
-                        scalars.get(index, {}),
-                    )
-                    for index, keys in json.loads(given.held).items()
-                }
-                for message in given.tensors:
-                    blocks[message.block].tensors[message.key] = decode(message)
-                self._shard.add(blocks, tuple(json.loads(given.hyperparameters)))
+                self._shard.add(unpack(self._shard.arena, given), tuple(json.loads(given.hyperparameters)))
             self._active, self._version = plan, plan.from_step
             self._plans = {number: known for number, known in self._plans.items() if number >= plan.number}
             self._gradients = {name: kept for name, kept in self._gradients.items() if name in plan.workers}

@@ -123,6 +123,11 @@ class Shard:
                     state[key] = _place(self.arena.state(index, key), tensor)
         self._settled = bool(self._values) and (self._optimizer is None or len(self._states()) > 0)
 
+    def states(self) -> dict[int, BlockState]:
+        """All blocks with their optimiser state, in the arena as far as it belongs there."""
+        self._settle()
+        return {index: self._state_of(index) for index in sorted(self._values)}
+
     def snapshot(self) -> ShardSnapshot:
         """A copy that later steps do not touch."""
         names = [block.name for block in self.model.blocks]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -19,8 +20,11 @@ from fedsched import tracing
 from fedsched.elastic import memory, optimizers
 from fedsched.elastic.arena import Arena, parts
 from fedsched.elastic.attendance import CHANNEL_OPTIONS, Attendance
+from fedsched.elastic.checkpoint import write_shard
 from fedsched.elastic.environment import TaskEnvironment
 from fedsched.elastic.model import ModelSpec
+from fedsched.elastic.reducing import Reduction
+from fedsched.elastic.shard import ShardSnapshot
 from fedsched.elastic.streams import get, put
 from fedsched.elastic.tensors import encode_sparse
 from fedsched.errors import Failed, InvalidInput, StartFailed, TimedOut
@@ -71,6 +75,11 @@ class Worker:
         self._in_arena: set[int] = set()
         """Tensors of the model that are that arena's own: they are not copied once more."""
         self._gradients: Arena | None = None
+        self._reduction: Reduction | None = None
+        """In a job without servers: what they would do."""
+        self._before: frozenset[str] = frozenset()
+        """Workers of the step before."""
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._shared = False
         """Whether this process and the coordinator are on one machine."""
         self._channels: dict[str, grpc.Channel] = {}
@@ -113,7 +122,10 @@ class Worker:
             if self._view.leave:
                 self._leave(self._view.message)
             self._shared = self._view.machine == memory.machine()
-            return self._view.training
+            training = self._view.training
+            if self._view.reducing:
+                self._reduction = Reduction(self._task.task, spec, self._wait_s)
+        return training
 
     def ready(self) -> None:
         """Say that this worker can take steps."""
@@ -121,6 +133,9 @@ class Worker:
         spec, handle = self._spec, self._gradients.handle if self._gradients and self._shared else ""
 
         def ready(report: pb.MemberReport) -> None:
+            if self._reduction is not None:
+                report.address = self._reduction.address
+                report.parameters = self._reduction.arena.handle if self._shared else ""
             report.model = spec.dumps()
             report.gradients = handle
             report.ready = True
@@ -145,6 +160,9 @@ class Worker:
             self._start(plan)
             if self._step >= self._spec.steps or self._is_asynchronous:
                 return self.turn()  # There may be no step left, or none of its own for now.
+        if self._reduction is not None and plan.number > self._seen_plan > 0:
+            self._meet(self._reduction, plan)
+        self._before = frozenset(plan.workers)
         if plan.number > self._seen_plan > 0:
             self._pause_s = time.monotonic() - since_s
         self._is_switching = plan.number > self._seen_plan > 0
@@ -159,7 +177,7 @@ class Worker:
         replies = self._exchange(plan, turn, weight, overflow)
         if self._is_switching:
             # Standing still for a switch is to wait for the plan and, at a server, for its blocks to have come.
-            self._pause_s += max(reply.held_s for reply in replies)
+            self._pause_s += max((reply.held_s for reply in replies), default=0.0)
         self._step = turn.step + 1
         self._loss = loss if loss is not None else self._loss
         self._report_progress(self._is_switching)
@@ -174,6 +192,9 @@ class Worker:
         if not error and not self._view.leave and (self._spec is None or self._step < self._spec.steps):
             steps = f"of {self._spec.steps} steps" if self._spec else "steps, without calling batches()"
             error = f"the script ended after {max(self._step, 0)} {steps}"
+        self._writer.shutdown(wait=True)
+        if self._reduction is not None:
+            self._reduction.close()
         self._attendance.close(error)
         for channel in self._channels.values():
             channel.close()
@@ -192,6 +213,8 @@ class Worker:
                 for address in plan.addresses:
                     # Connected before the first step that needs it.
                     self._channel(address)
+                if self._reduction is not None:
+                    self._reduction.prepare(plan)
             self._report_at = (self._step + view.granted) // 2
             self._changed.notify_all()
 
@@ -221,6 +244,7 @@ class Worker:
 
     def _await_finished(self) -> None:
         """After the last step: wait until the coordinator knows of it. From then on this process may end in any way."""
+        self._writer.shutdown(wait=True)
         until_s = time.monotonic() + self._wait_s
         with self._changed:
             if self._reported < self._step:
@@ -289,6 +313,9 @@ class Worker:
     def _start(self, plan: pb.PlanView) -> None:
         """Get the parameters of the plan's first step; the chief of a fresh job brings them along."""
         assert self._spec is not None
+        if self._reduction is not None:
+            self._start_reducing(self._reduction, plan)
+            return
         arena = self._the_arena()
         servers = sorted(set(plan.owners))
         if plan.number == 1 and not self._view.checkpoint and plan.workers[0] == self._task.task:
@@ -300,11 +327,71 @@ class Worker:
         self._call(plan, dict.fromkeys(servers, request), "Pull")
         self._get(plan, range(len(self._spec.blocks)))
         self._refresh()
+        self._begin_at(plan)
+
+    def _begin_at(self, plan: pb.PlanView) -> None:
+        """The parameters of the plan's first step are there."""
         self._adopt()
         self._sent_buffers = {index: self._tensors[index].detach().clone() for index in self._buffers()}
         self._step = plan.from_step
         self._report_progress(urgent=True)
         self._joining.end()
+
+    def _start_reducing(self, reduction: Reduction, plan: pb.PlanView) -> None:
+        """The same without servers: from a checkpoint, from this process' own model, or from the chief."""
+        chief = plan.workers[0] == self._task.task
+        with self._changed:
+            reduction.prepare(plan)
+        try:
+            if plan.number == 1 and self._view.checkpoint:
+                reduction.resume(Path(self._view.checkpoint))
+            elif chief:
+                for number, tensor in enumerate(self._tensors):
+                    self._whole(reduction.arena, number).copy_(tensor.detach())
+                reduction.fill()
+                reduction.give(plan, plan.workers[1:])
+            else:
+                reduction.take(plan)
+        except RuntimeError as problem:
+            self._explain(str(problem))
+        self._arena = self._own = reduction.arena
+        self._begin_at(plan)
+
+    def _meet(self, reduction: Reduction, plan: pb.PlanView) -> None:
+        """The first step under a new plan: the group is complete, and its newcomers get the parameters."""
+        try:
+            reduction.group(plan)
+            newcomers = [worker for worker in plan.workers if worker not in self._before]
+            if plan.workers[0] == self._task.task and newcomers:
+                reduction.keep_buffers(self._buffer_of)
+                reduction.give(plan, newcomers)
+        except RuntimeError as problem:
+            self._explain(str(problem))
+
+    def _buffer_of(self, index: int) -> torch.Tensor | None:
+        """A block's newest value where no optimiser changes it."""
+        assert self._spec is not None
+        number = self._spec.blocks[index].tensor
+        return None if self._is_optimised(number) else self._tensors[number].detach()
+
+    def _reduce(self, reduction: Reduction, plan: pb.PlanView, turn: Turn, dense: list[int], overflow: bool) -> bool:
+        """One step without servers; the chief writes the checkpoints."""
+        assert self._gradients is not None
+        assert self._spec is not None
+        settings = optimizers.hyperparameters(self._optimizer)
+        try:
+            taken = reduction.step(plan, self._gradients, dense, overflow, settings)
+        except RuntimeError as problem:
+            self._explain(str(problem))
+        version = turn.step + 1
+        if turn.rank == 0 and (version in self._view.saves or version == self._spec.steps):
+            reduction.keep_buffers(self._buffer_of)
+            self._writer.submit(self._write_shard, version, reduction.shard.snapshot())
+        return taken
+
+    def _write_shard(self, step: int, snapshot: ShardSnapshot) -> None:
+        written = write_shard(self._task.checkpoint_dir, step, self._task.task, snapshot.write)
+        self._attendance.update(lambda report: report.saved.CopyFrom(written))
 
     def _the_arena(self) -> Arena:
         """The parameters' buffer, from the first view on that tells of it."""
@@ -358,6 +445,15 @@ class Worker:
         settings = json.dumps(optimizers.hyperparameters(self._optimizer)) if speaks else ""
         saves = [*self._view.saves, self._spec.steps]
         dense, sparse = self._write_gradients(self._gradients, weight)
+        if self._reduction is not None:
+            if sparse:
+                raise InvalidInput(
+                    "the model has sparse gradients, which workers without parameter servers do not exchange",
+                    "make its layers with sparse=False, or let the job have servers (ps: 1)",
+                )
+            taken = self._reduce(self._reduction, plan, turn, dense, overflow)
+            self._take()
+            return [pb.Stepped(version=turn.step + 1, skipped=not taken)]
         owners = list(plan.owners)
         changed = [number for number in self._buffers() if chief and self._buffer_changed(number)]
         buffers = [index for number in changed for index in self._tensor_blocks[number]]
@@ -486,7 +582,7 @@ class Worker:
                 for done in [pool.submit(act, server, some) for server, some in sorted(work.items())]:
                     done.result()
         except grpc.RpcError as problem:
-            self._explain(problem)
+            self._explain(_words(problem))
 
     def _call(self, plan: pb.PlanView, requests: Mapping[int, Message], name: str) -> list[Any]:
         """Call several servers at once."""
@@ -497,18 +593,21 @@ class Worker:
         try:
             return [call.result() for call in calls]
         except grpc.RpcError as problem:
-            self._explain(problem)
+            self._explain(_words(problem))
 
     def _channel(self, address: str) -> grpc.Channel:
         if address not in self._channels:
             self._channels[address] = grpc.insecure_channel(address, CHANNEL_OPTIONS)
         return self._channels[address]
 
-    def _explain(self, problem: grpc.RpcError) -> NoReturn:
-        """A server is away: the coordinator says whether the job is over, was stopped or failed."""
+    def _explain(self, details: str) -> NoReturn:
+        """Another task is away: the coordinator says whether the job is over, was stopped or failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._view.leave, timeout=_VERDICT_S)
             if self._view.leave:
                 self._leave(self._view.message)
-        details = problem.details() if isinstance(problem, grpc.Call) else str(problem)
-        raise Failed(f"a parameter server does not answer: {details}", "see the logs of the job's servers") from problem
+        raise Failed(f"another task of the job does not answer: {details}", "see the logs of the job's tasks")
+
+
+def _words(problem: grpc.RpcError) -> str:
+    return (problem.details() or problem.code().name) if isinstance(problem, grpc.Call) else str(problem)

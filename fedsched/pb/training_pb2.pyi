@@ -239,6 +239,7 @@ class MemberReport(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
     GRADIENTS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     address: _builtins.str
     """servers: where they listen"""
@@ -262,6 +263,8 @@ class MemberReport(_message.Message):
     """members of one machine exchange tensors through memory"""
     gradients: _builtins.str
     """workers: segment of memory that takes their gradients; empty: not on the coordinator's machine"""
+    parameters: _builtins.str
+    """workers of a job without servers: segment with their parameters and optimiser state"""
     @_builtins.property
     def saved(self) -> Global___ShardWritten:
         """servers: newest shard on disk"""
@@ -283,10 +286,11 @@ class MemberReport(_message.Message):
         error: _builtins.str = ...,
         machine: _builtins.str = ...,
         gradients: _builtins.str = ...,
+        parameters: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "address", b"address", "done", b"done", "error", b"error", "gradients", b"gradients", "holds", b"holds", "loss", b"loss", "machine", b"machine", "model", b"model", "pause_s", b"pause_s", "ready", b"ready", "saved", b"saved", "seen", b"seen", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "address", b"address", "done", b"done", "error", b"error", "gradients", b"gradients", "holds", b"holds", "loss", b"loss", "machine", b"machine", "model", b"model", "parameters", b"parameters", "pause_s", b"pause_s", "ready", b"ready", "saved", b"saved", "seen", b"seen", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
     _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015
@@ -350,6 +354,7 @@ class MemberView(_message.Message):
     MACHINE_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
+    REDUCING_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     granted: _builtins.int
     leave: _builtins.bool
@@ -367,6 +372,8 @@ class MemberView(_message.Message):
     """segment of memory with the parameters and the optimiser's state, for members of that machine"""
     training: _builtins.int
     """workers that train now; 0 while the first members are waited for"""
+    reducing: _builtins.bool
+    """there are no servers: workers reduce their gradients among themselves"""
     @_builtins.property
     def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanView]: ...
     @_builtins.property
@@ -386,10 +393,11 @@ class MemberView(_message.Message):
         machine: _builtins.str = ...,
         parameters: _builtins.str = ...,
         training: _builtins.int = ...,
+        reducing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "finished", b"finished", "granted", b"granted", "leave", b"leave", "machine", b"machine", "message", b"message", "model", b"model", "number", b"number", "parameters", b"parameters", "plans", b"plans", "saves", b"saves", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "finished", b"finished", "granted", b"granted", "leave", b"leave", "machine", b"machine", "message", b"message", "model", b"model", "number", b"number", "parameters", b"parameters", "plans", b"plans", "reducing", b"reducing", "saves", b"saves", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -407,8 +415,14 @@ class PlanView(_message.Message):
     OWNERS_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
     GRADIENTS_FIELD_NUMBER: _builtins.int
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     from_step: _builtins.int
+    rendezvous: _builtins.str
+    """without servers: where the chief's store listens"""
+    parameters: _builtins.str
+    """without servers: the chief's segment, for workers of the coordinator's machine"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -440,10 +454,12 @@ class PlanView(_message.Message):
         owners: _abc.Iterable[_builtins.int] | None = ...,
         shared: _abc.Iterable[_builtins.bool] | None = ...,
         gradients: _abc.Iterable[_builtins.str] | None = ...,
+        rendezvous: _builtins.str = ...,
+        parameters: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "from_step", b"from_step", "gradients", b"gradients", "number", b"number", "owners", b"owners", "servers", b"servers", "shared", b"shared", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "from_step", b"from_step", "gradients", b"gradients", "number", b"number", "owners", b"owners", "parameters", b"parameters", "rendezvous", b"rendezvous", "servers", b"servers", "shared", b"shared", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -310,10 +310,14 @@ def test_scripts_that_end_without_a_word_after_their_last_step_are_no_loss(job_o
     assert job.result()["phase"] == "FINISHED"
 
 
-@pytest.mark.parametrize("victim", ["worker-1", "ps-1"])
-def test_a_killed_member_fails_the_attempt_and_nothing_hangs(job_of: JobOf, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "servers"), [("worker-1", ("ps-0", "ps-1")), ("ps-1", ("ps-0", "ps-1")), ("worker-1", ())]
+)
+def test_a_killed_member_fails_the_attempt_and_nothing_hangs(
+    job_of: JobOf, victim: str, servers: tuple[str, ...]
+) -> None:
     """The next attempt can start only when this one is seen to be over."""
-    job = job_of(EPOCHS="100000").start("ps-0", "ps-1", "worker-0", "worker-1")
+    job = job_of(EPOCHS="100000").start(*servers, "worker-0", "worker-1")
     job.until_step(10)
     job.processes[victim].kill()
 
@@ -389,6 +393,66 @@ def test_an_overflow_in_one_workers_half_precision_is_a_step_that_nobody_takes(
     assert set(job.ended().values()) == {0}, job.logs()
     for worker in ("worker-0", "worker-1"):
         assert_same(parameters(job.out / f"{worker}.safetensors"), reference)
+
+
+WORKERS = ("worker-0",)
+
+
+@pytest.mark.parametrize(
+    ("machines", "optimizer", "width"), [(TOGETHER, "adam", 6), (TOGETHER, "sgd", 5000), (MIXED, "adam", 5000)]
+)
+def test_workers_without_servers_that_come_and_go_end_with_the_parameters_of_one_alone(
+    job_of: JobOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machines: dict[str, str],
+    optimizer: str,
+    width: int,
+) -> None:
+    """The same script and the same promise where gradients are reduced among the workers; the chief may leave too."""
+    env = {"EPOCHS": "45", "OPTIMIZER": optimizer, "WIDTH": str(width)}
+    reference = alone(tmp_path, monkeypatch, **env)
+    job = job_of(**env, HURRY=str(tmp_path / "hurry"))
+    job.machines = machines
+    job.start(*WORKERS)
+    for step, members in (
+        (5, ("worker-0", "worker-1")),
+        (15, ("worker-0", "worker-1", "worker-2", "worker-3")),
+        (30, ("worker-1", "worker-3")),
+        (40, ("worker-0", "worker-1", "worker-3")),
+    ):
+        job.until_step(step)
+        reply = job.scale(*members)
+        assert reply.ok, reply.message
+    refused = job.scale("ps-0", "worker-0", start=False)
+    assert refused.message == "the job was started without parameter servers and cannot get any"
+    refused = job.scale("worker-8", start=False)
+    assert "needs one worker that stays" in refused.message
+    (tmp_path / "hurry").touch()
+
+    assert set(job.ended().values()) == {0}, job.logs()
+    assert job.result()["phase"] == "FINISHED"
+    for worker in ("worker-0", "worker-1", "worker-3"):
+        assert_same(parameters(job.out / f"{worker}.safetensors"), reference)
+
+
+def test_a_checkpoint_fits_a_next_attempt_with_servers_and_one_without(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a cluster can spare later decides how a job goes on, not how it began."""
+    env = {"EPOCHS": "40", "OPTIMIZER": "adam", "WIDTH": "5000"}
+    reference = alone(tmp_path, monkeypatch, **env)
+    job = job_of(**env, HURRY=str(tmp_path / "hurry"))
+    for members in (("worker-0", "worker-1"), ("ps-0", "ps-1", "worker-0"), ("worker-2", "worker-3")):
+        job.start(*members)
+        job.until_step(job.report().steps + 20)
+        if members[0] == "worker-2":
+            (tmp_path / "hurry").touch()
+        else:
+            job.control.Stop(pb.StopRequest(checkpoint=True, grace_s=20.0), timeout=30.0)
+        assert set(job.ended().values()) == {0}, job.logs()
+    assert job.result()["phase"] == "FINISHED"
+    assert_same(parameters(job.out / "worker-3.safetensors"), reference)
 
 
 @pytest.mark.parametrize("machines", [TOGETHER, MIXED])

@@ -13,6 +13,10 @@ LOOKS = 20
 LOOK_S_MAX = 1.0
 GRACE_S = 2.0
 """Between one means and the next, harsher one."""
+GENTLE = 2
+"""How often something is raised before the process is ended."""
+DEAF_S = 20.0
+"""How much longer a step may keep all threads of the process from running. Longer, as a busy machine does that too."""
 SIGNAL = signal.SIGVTALRM
 """Nobody else uses it: a timer of the process's own CPU time."""
 STDERR = 2
@@ -65,28 +69,32 @@ class StepDeadline:
         every_s = min(LOOK_S_MAX, self._limit_s / LOOKS)
         seen, since_s, self._fires = self.steps, 0.0, 0
         try:
-            self._arm()
+            self._arm(self._limit_s + DEAF_S)
             # Looks are counted, not clocks: a machine that was asleep has not used up anybody's time.
             while not self._done.wait(every_s):
                 if self.steps != seen:
                     seen, since_s, self._fires = self.steps, 0.0, 0
-                    self._arm()
-                    continue
+                if self._fires <= GENTLE:
+                    # Begins anew at every look, so that it ends the process only where nobody can look any more.
+                    self._arm(self._limit_s + DEAF_S)
                 since_s += every_s
                 if since_s >= self._limit_s + self._fires * GRACE_S:
                     self._fires += 1
                     self._stuck_at = seen
-                    signal.pthread_kill(watched, SIGNAL)
+                    if self._fires <= GENTLE:
+                        signal.pthread_kill(watched, SIGNAL)
+                    elif self._fires == GENTLE + 1:
+                        self._arm(GRACE_S)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _arm(self) -> None:
-        """Have the process ended where no step ends and nothing can be raised, even if no thread is let run."""
-        faulthandler.dump_traceback_later(self._limit_s + 3 * GRACE_S, exit=True, file=STDERR)
+    def _arm(self, within_s: float) -> None:
+        """Have the process ended unless this is called again in time."""
+        faulthandler.dump_traceback_later(within_s, exit=True, file=STDERR)
 
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         if self.steps != self._stuck_at:
             return
         where = f"; it was in {PurePath(frame.f_code.co_filename).name}, line {frame.f_lineno}" if frame else ""
         problem = f"no answer within {self._limit_s:g} s{where}"
-        raise TooLong(problem) if self._fires < 2 else Abandoned(problem)
+        raise TooLong(problem) if self._fires < GENTLE else Abandoned(problem)

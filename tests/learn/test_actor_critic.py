@@ -91,6 +91,66 @@ def test_the_gradient_is_that_of_the_formula() -> None:
         assert update.gradients[name][position] == pytest.approx(numerical, rel=2e-3, abs=1e-6)
 
 
+def flat(reward: float, *, baseline: float | None = None, chance: float = 1 / 3) -> tuple[dict[str, Array], Array]:
+    """The gradient of one choice, the third of three legal ones, by weights that are all zero: uniform, and V = 0."""
+    arrays = {name: np.zeros(size, np.float32) for name, size in SHAPE.layers().items()}
+    mask = np.array([True, False, True, False, False, False, True])
+    chances = np.where(mask, chance, 0).astype(np.float32)
+    replay = Replay(SHAPE, 4, prioritised=False)
+    state = np.ones((ROWS, SHAPE.window), np.float32)
+    replay.add([DecisionSample(1, 1, state, mask, chances, 6)], reward)
+    update, advantages = gradient_on(arrays, replay.draw(1, Random(0)), baseline=baseline)
+    return update.gradients, advantages
+
+
+def test_the_gradient_is_that_of_a_sum_on_paper() -> None:
+    """-A (1 - p) for the choice, A p for the other legal ones, nothing for the rest; -2 (r - V) for the value's bias.
+
+    With all weights zero p is 1/3, V is 0, the advantage is the reward, and the entropy, at its maximum, pulls nowhere.
+    """
+    gradients, advantages = flat(0.6)
+
+    assert advantages.tolist() == pytest.approx([0.6])
+    assert gradients["policy.1.bias"].tolist() == pytest.approx([0.2, 0, 0.2, 0, 0, 0, -0.4])
+    assert gradients["value.1.bias"].tolist() == pytest.approx([-1.2])
+
+
+def test_with_the_mean_as_baseline_the_value_network_learns_nothing() -> None:
+    gradients, advantages = flat(0.6, baseline=0.9)
+
+    assert advantages.tolist() == pytest.approx([-0.3])
+    assert gradients["policy.1.bias"].tolist() == pytest.approx([-0.1, 0, -0.1, 0, 0, 0, 0.2])
+    assert all((gradients[name] == 0).all() for name in gradients if name.startswith("value."))
+    assert sorted(gradients) == sorted(SHAPE.layers()), "a round expects an array for every weight"
+
+
+def test_a_choice_of_older_weights_counts_by_its_ratio_on_paper() -> None:
+    """It was taken with probability 1/2 and would be with 1/3 now: two thirds of its gradient remain."""
+    gradients, _ = flat(0.6, chance=0.5)
+
+    assert gradients["policy.1.bias"].tolist() == pytest.approx([2 / 15, 0, 2 / 15, 0, 0, 0, -4 / 15])
+
+
+def test_a_learner_goes_on_from_its_state_as_if_nothing_had_happened() -> None:
+    """What is lost of a memory over a restart shows only much later, as a training that cannot be repeated."""
+    arrays, chance = initial(SHAPE, 0), np.random.default_rng(0)
+    learner, again = Learner(SHAPE, 16), Learner(SHAPE, 16)
+    for slot in range(9):  # more than fit, so that the ring has gone round
+        learner.record(slot, [sample(arrays, chance, slot) for _ in range(3)])
+        learner.reward(RewardSlot(slot, ((JobId("a"), slot / 9),)))
+    learner.gradient(arrays, 8, 1)
+    again.restore(learner.state())
+
+    assert (len(again), again.recorded) == (len(learner), learner.recorded) == (16, 27)
+    for seed in range(3):
+        one, other = learner.gradient(arrays, 8, seed), again.gradient(arrays, 8, seed)
+        assert all((one.gradients[name] == other.gradients[name]).all() for name in one.gradients)
+    with pytest.raises(ValueError, match="at most"):
+        Learner(SHAPE, 8).restore(learner.state())
+    again.forget()
+    assert (len(again), again.recorded) == (0, 27)
+
+
 def test_illegal_actions_get_no_gradient_and_no_nan() -> None:
     """0 times minus infinity is how masked policies die."""
     arrays = initial(SHAPE, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from msgspec import structs
 
+from fedsched.cli.main import main
 from fedsched.config import load, parse
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Contribution, Outcome, RoundRecord
@@ -193,6 +195,22 @@ def test_the_same_seed_gives_the_same_bytes_in_fresh_interpreters() -> None:
     }
     assert len(told) == 1
     assert "FederationResult" in told.pop()
+
+
+def test_the_command_shows_each_clusters_part_in_the_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose updates count, and whose do not and why, is what an operator looks at first."""
+    file = tmp_path / "one.yaml"
+    members = {"north": {"spoils": {"kind": "nan"}}}
+    file.write_text(yaml.safe_dump({**PLAIN, "federation": {**SECTION, "members": members}}))
+
+    assert main(["sim", "run", str(file)]) == 0
+    shown = capsys.readouterr().out.split("rounds of the federation, over all seeds:\n")[1].splitlines()
+    assert shown[0].split()[:5] == ["POLICY", "CLUSTER", "ASKED", "COUNTED", "DECLINED"]
+    assert [line.split()[1] for line in shown[1:]] == ["east", "north", "west"]
+    assert shown[2].split()[3] == "0"
+    assert main(["sim", "run", str(file), "-o", "json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["results"]
+    assert told["federations"][0]["clusters"][1]["rejected"] == int(shown[2].split()[5])
 
 
 def test_another_seed_gives_other_rounds() -> None:

@@ -192,7 +192,7 @@ class Agent:
             agent_version=__version__,
             host=host,
             pid=int(pid),
-            nodes=tuple(state.nodes[name] for name in sorted(state.nodes)),
+            nodes=state.machines,
             usage=state.usage(),
             queued=len(jobs) - running,
             running=running,

@@ -10,7 +10,7 @@ Ties go to the lowest name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Literal
@@ -18,10 +18,13 @@ from typing import Literal
 from fedsched.core.cluster import Node
 from fedsched.core.ids import NodeName
 from fedsched.core.job import Allocation, JobSpec, Placement, Role, TaskPlacement, task_name
-from fedsched.core.packing import pack, times
-from fedsched.core.resources import Resources, total
+from fedsched.core.packing import pack
+from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of, total
 
 Rule = Literal["spread", "pack", "consolidate", "random"]
+
+Footprint = tuple[tuple[NodeName, int], ...]
+"""What tasks take of each node that has some of them, as amounts."""
 
 
 def left_over(free: Resources) -> tuple[int, int, int]:
@@ -29,110 +32,116 @@ def left_over(free: Resources) -> tuple[int, int, int]:
     return (free.gpu_milli, free.cpu_milli, free.memory_mib)
 
 
+class Gang:
+    """What a job of fixed size needs. Jobs that need the same share one, and with it the answer whether they fit."""
+
+    __slots__ = ("accelerators", "ps", "size", "spec", "whole", "worker")
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        """Of the first of these jobs; the others have the same demands."""
+        self.size = spec.maximum
+        self.accelerators = spec.accelerators
+        self.worker = amount_of(spec.worker_demand)
+        """One worker's amount; the two after it: one parameter server's, and that of all tasks."""
+        self.ps = amount_of(spec.ps_demand)
+        self.whole = self.worker * self.size.workers + self.ps * self.size.ps
+
+    def amount(self, role: Role) -> int:
+        """Of one task."""
+        return self.worker if role is Role.WORKER else self.ps
+
+
 class Rooms:
     """What is free on every node while one decision is carried out.
 
     Args:
         nodes: by name.
-        free: of each of them; it is not changed.
+        free: amount of each of them; it is used up.
         rule: how nodes are chosen.
         chance: for the rule `random`.
     """
 
-    def __init__(
-        self, nodes: Mapping[NodeName, Node], free: Mapping[NodeName, Resources], rule: Rule, chance: Random
-    ) -> None:
+    def __init__(self, nodes: Mapping[NodeName, Node], free: dict[NodeName, int], rule: Rule, chance: Random) -> None:
         self._nodes = nodes
-        self._free = dict(free)
+        self._free = free
         self._rule = rule
         self._chance = chance
+        self._only = next(iter(nodes.values())) if len(nodes) == 1 else None
 
-    def give(self, placement: Placement, spec: JobSpec) -> None:
-        """These tasks of the job are leaving, or may have to."""
-        for entry in placement:
-            if entry.node in self._free:
-                self._free[entry.node] = self._free[entry.node] + spec.demand(entry.role)
+    def give(self, footprints: Iterable[Footprint]) -> None:
+        """Tasks that take this are leaving, or may have to."""
+        for name, amount in _together(footprints):
+            if name in self._free:
+                self._free[name] += amount
 
-    def take(self, placement: Placement, spec: JobSpec) -> bool:
+    def take(self, footprints: Sequence[Footprint]) -> bool:
         """Hold exactly these places; all or nothing."""
-        before: dict[NodeName, Resources] = {}
-        for entry in placement:
-            demand = spec.demand(entry.role)
-            free = self._free.get(entry.node)
-            if free is None or not demand.fits_in(free):
-                self._free.update(before)
+        free = self._free
+        taken = _together(footprints)
+        for done, (name, amount) in enumerate(taken):
+            left = free.get(name, -1) - amount
+            if left & OVERDRAWN:
+                self.give([taken[:done]])
                 return False
-            before.setdefault(entry.node, free)
-            self._free[entry.node] = free - demand
+            free[name] = left
         return True
 
-    def gang(self, spec: JobSpec) -> Placement | None:
+    def gang(self, gang: Gang) -> Placement | None:
         """Hold places for all tasks that a job of fixed size needs, sorted by task; None if they do not fit."""
-        if len(self._nodes) == 1:
-            return self._on_the_only_node(spec)
-        candidates = [
-            name
-            for name, node in self._nodes.items()
-            if node.schedulable and (not spec.accelerators or node.accelerator in spec.accelerators)
-        ]
-        size = spec.maximum
-        if not self._could_hold(candidates, spec.worker_demand, size.workers):
+        only = self._only
+        if only is not None:
+            left = self._free[only.name] - gang.whole
+            if left & OVERDRAWN or not _would_do(only, gang):
+                return None
+            self._free[only.name] = left
+            return all_on(only.name, gang.size)
+        candidates = [name for name, node in self._nodes.items() if _would_do(node, gang)]
+        if not self._could_hold(candidates, gang.worker, gang.size.workers):
             return None
-        if self._rule == "consolidate":
-            found = self._together(candidates, spec, size)
-        else:
-            found = self._one_by_one(candidates, spec, size)
-        if found is None and size.ps:
-            found = self._exactly(candidates, spec, size)
+        found = self._on_few(candidates, gang) if self._rule == "consolidate" else self._one_by_one(candidates, gang)
+        if found is None and gang.size.ps:
+            found = self._exactly(candidates, gang)
         return tuple(sorted(found)) if found is not None else None
 
-    def would_hold(self, spec: JobSpec) -> bool:
+    def would_hold(self, gang: Gang) -> bool:
         """Whether a job of fixed size would fit; holds nothing."""
-        places = self.gang(spec)
+        places = self.gang(gang)
         if places is not None:
-            self.give(places, spec)
+            self.give([footprint_of(places, gang.worker, gang.ps)])
         return places is not None
 
     def left(self) -> Resources:
         """What is free on all nodes that take tasks."""
-        return total([self._free[name] for name, node in self._nodes.items() if node.schedulable])
+        return total([resources_of(self._free[name]) for name, node in self._nodes.items() if node.schedulable])
 
-    def _could_hold(self, candidates: list[NodeName], demand: Resources, count: int) -> bool:
+    def _could_hold(self, candidates: list[NodeName], amount: int, count: int) -> bool:
         """Whether as many tasks of one demand fit; tells most gangs that wait apart at little cost."""
         for name in candidates:
-            count -= times(demand, self._free[name], count)
-            if count <= 0:
-                return True
-        return False
+            left = self._free[name] - amount
+            while not left & OVERDRAWN:
+                count -= 1
+                if count <= 0:
+                    return True
+                left -= amount
+        return count <= 0
 
-    def _on_the_only_node(self, spec: JobSpec) -> Placement | None:
-        ((name, node),) = self._nodes.items()
-        if not node.schedulable or (spec.accelerators and node.accelerator not in spec.accelerators):
-            return None
-        size = spec.maximum
-        demand = spec.worker_demand if size == ONE_WORKER else spec.demand_of(size)
-        free = self._free[name]
-        if not demand.fits_in(free):
-            return None
-        self._free[name] = free - demand
-        return all_on(name, size)
-
-    def _one_by_one(self, candidates: list[NodeName], spec: JobSpec, size: Allocation) -> list[TaskPlacement] | None:
+    def _one_by_one(self, candidates: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
         before = dict(self._free)
         found = []
-        for role, count in ((Role.WORKER, size.workers), (Role.PS, size.ps)):
-            demand = spec.demand(role)
-            for index in range(count):
-                name = self._choose(candidates, demand, spec.accelerators)
-                if name is None:
-                    self._free = before
-                    return None
-                self._free[name] = self._free[name] - demand
-                found.append(TaskPlacement(task_name(role, index), name))
+        for role, index in _tasks(gang.size):
+            amount = gang.amount(role)
+            name = self._choose(candidates, amount, gang.accelerators)
+            if name is None:
+                self._free = before
+                return None
+            self._free[name] -= amount
+            found.append(TaskPlacement(task_name(role, index), name))
         return found
 
-    def _choose(self, candidates: list[NodeName], demand: Resources, accelerators: tuple[str, ...]) -> NodeName | None:
-        fitting = [name for name in candidates if demand.fits_in(self._free[name])]
+    def _choose(self, candidates: list[NodeName], amount: int, accelerators: tuple[str, ...]) -> NodeName | None:
+        free = self._free
+        fitting = [name for name in candidates if not (free[name] - amount) & OVERDRAWN]
         if not fitting:
             return None
         if len(accelerators) > 1:
@@ -140,55 +149,56 @@ class Rooms:
         if self._rule == "random":
             return self._chance.choice(fitting)
         if self._rule == "pack":
-            return min(fitting, key=lambda name: (left_over(self._free[name]), name))
-        return min(fitting, key=lambda name: (self._share_with(demand, name), name))
+            return min(fitting, key=lambda name: (free[name], name))
+        return min(fitting, key=lambda name: (self._share_with(amount, name), name))
 
     def _preferred(self, names: list[NodeName], accelerators: tuple[str, ...]) -> list[NodeName]:
         """Those of the accelerator type that the job names first."""
         best = min(accelerators.index(self._nodes[name].accelerator) for name in names)
         return [name for name in names if self._nodes[name].accelerator == accelerators[best]]
 
-    def _share_with(self, demand: Resources, name: NodeName) -> float:
+    def _share_with(self, amount: int, name: NodeName) -> float:
         capacity = self._nodes[name].capacity
-        return (capacity - self._free[name] + demand).dominant_share(capacity)
+        return (capacity - resources_of(self._free[name] - amount)).dominant_share(capacity)
 
-    def _together(self, candidates: list[NodeName], spec: JobSpec, size: Allocation) -> list[TaskPlacement] | None:
-        whole = spec.demand_of(size)
-        holding_all = [name for name in candidates if whole.fits_in(self._free[name])]
+    def _on_few(self, candidates: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
+        free, whole = self._free, gang.whole
+        holding_all = [name for name in candidates if not (free[name] - whole) & OVERDRAWN]
         if holding_all:
-            if len(spec.accelerators) > 1:
-                holding_all = self._preferred(holding_all, spec.accelerators)
-            best = min(holding_all, key=lambda name: (left_over(self._free[name]), name))
-            self._free[best] = self._free[best] - whole
-            return list(all_on(best, size))
-        return self._fill_up(sorted(candidates, key=self._emptiness), spec, size)
+            if len(gang.accelerators) > 1:
+                holding_all = self._preferred(holding_all, gang.accelerators)
+            best = min(holding_all, key=lambda name: (free[name], name))
+            free[best] -= whole
+            return list(all_on(best, gang.size))
+        return self._fill_up(sorted(candidates, key=lambda name: (-free[name], name)), gang)
 
-    def _emptiness(self, name: NodeName) -> tuple[int, int, int, NodeName]:
-        gpu, cpu, memory = left_over(self._free[name])
-        return (-gpu, -cpu, -memory, name)
-
-    def _fill_up(self, order: list[NodeName], spec: JobSpec, size: Allocation) -> list[TaskPlacement] | None:
-        wanted = _tasks(size)
+    def _fill_up(self, order: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
+        wanted = _tasks(gang.size)
         before = dict(self._free)
         found = []
         for name in order:
-            while wanted and spec.demand(wanted[0][0]).fits_in(self._free[name]):
-                role, index = wanted.pop(0)
-                self._free[name] = self._free[name] - spec.demand(role)
+            while wanted:
+                role, index = wanted[0]
+                left = self._free[name] - gang.amount(role)
+                if left & OVERDRAWN:
+                    break
+                del wanted[0]
+                self._free[name] = left
                 found.append(TaskPlacement(task_name(role, index), name))
             if not wanted:
                 return found
         self._free = before
         return None
 
-    def _exactly(self, candidates: list[NodeName], spec: JobSpec, size: Allocation) -> list[TaskPlacement] | None:
+    def _exactly(self, candidates: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
         """By exact packing: choosing one node after the other may leave holes that fit nobody."""
-        sizes = pack([self._free[name] for name in candidates], spec.worker_demand, spec.ps_demand, size)
+        rooms = [resources_of(self._free[name]) for name in candidates]
+        sizes = pack(rooms, gang.spec.worker_demand, gang.spec.ps_demand, gang.size)
         if sizes is None:
             return None
         found, next_index = [], {Role.WORKER: 0, Role.PS: 0}
         for name, part in zip(candidates, sizes, strict=True):
-            self._free[name] = self._free[name] - spec.demand_of(part)
+            self._free[name] -= gang.worker * part.workers + gang.ps * part.ps
             for role, count in ((Role.WORKER, part.workers), (Role.PS, part.ps)):
                 for _ in range(count):
                     found.append(TaskPlacement(task_name(role, next_index[role]), name))
@@ -196,7 +206,33 @@ class Rooms:
         return found
 
 
-ONE_WORKER = Allocation(1, 0)
+def footprint_of(placement: Placement, worker: int, ps: int) -> Footprint:
+    """What these tasks take of each node that has some.
+
+    Args:
+        worker: amount of one worker.
+        ps: amount of one parameter server.
+    """
+    if len(placement) == 1:
+        (entry,) = placement
+        return ((entry.node, worker if entry.task.startswith("worker-") else ps),)
+    taken: dict[NodeName, int] = {}
+    for entry in placement:
+        taken[entry.node] = taken.get(entry.node, 0) + (worker if entry.role is Role.WORKER else ps)
+    return tuple(taken.items())
+
+
+def _together(footprints: Iterable[Footprint]) -> Footprint:
+    """The sum by node."""
+    total: dict[NodeName, int] = {}
+    for footprint in footprints:
+        for name, amount in footprint:
+            total[name] = total.get(name, 0) + amount
+    return tuple(total.items())
+
+
+def _would_do(node: Node, gang: Gang) -> bool:
+    return node.schedulable and (not gang.accelerators or node.accelerator in gang.accelerators)
 
 
 @lru_cache(maxsize=4096)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import TypeVar
+
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.record import Record
 from fedsched.core.resources import Resources, total
+
+T = TypeVar("T")
 
 
 class Node(Record, frozen=True):
@@ -16,6 +22,41 @@ class Node(Record, frozen=True):
     """Type of its GPUs; empty where it has none."""
     schedulable: bool = True
     """False while cordoned: what runs goes on, nothing new comes."""
+
+
+class _Same:
+    """A tuple of nodes as a key that is found by identity: to compare hundreds of nodes costs more than to add them."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.nodes = nodes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.nodes is other.nodes
+
+    def __hash__(self) -> int:
+        return id(self.nodes)
+
+
+def kept_with_nodes(made_of: Callable[[tuple[Node, ...]], T]) -> Callable[[tuple[Node, ...]], T]:
+    """Keep what is made of some nodes for as long as the very same tuple of them is asked about."""
+
+    @lru_cache(maxsize=128)
+    def kept(same: _Same) -> T:
+        return made_of(same.nodes)
+
+    @wraps(made_of)
+    def found(nodes: tuple[Node, ...]) -> T:
+        return kept(_Same(nodes))
+
+    return found
+
+
+@kept_with_nodes
+def capacity_of(nodes: tuple[Node, ...]) -> Resources:
+    """What all these nodes hold together."""
+    return total([node.capacity for node in nodes])
 
 
 class ClusterRecord(Record, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from fedsched.core.cluster import Node
+from fedsched.core.cluster import Node, capacity_of
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation, Placement, Range
 from fedsched.core.record import Record
@@ -85,10 +85,7 @@ class Observation(Record, frozen=True):
     @property
     def capacity(self) -> Resources:
         """What all nodes hold together."""
-        result = Resources()
-        for node in self.nodes:
-            result = result + node.capacity
-        return result
+        return capacity_of(self.nodes)
 
 
 class Budget(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedsched.core.job import TERMINAL, JobPhase
+from fedsched.core.resources import resources_of
 from fedsched.core.state import NOTHING, ClusterState, LiveJob
 
 
@@ -24,7 +25,8 @@ def check(state: ClusterState) -> None:
         _require(amount.fits_in(node.capacity), f"node {name} holds {node.capacity}, promised is {amount}")
         if not state.config.rebuild:
             free = node.capacity - held.get(name, NOTHING)
-            _require(state.free[name] == free, f"node {name} has {free} free, the books say {state.free[name]}")
+            booked = resources_of(state.free[name])
+            _require(booked == free, f"node {name} has {free} free, the books say {booked}")
 
 
 def _check_job(job: LiveJob, rebuild: bool) -> None:

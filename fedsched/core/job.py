@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from enum import StrEnum
-from operator import attrgetter
+from functools import lru_cache
 
 from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
 from fedsched.core.record import Record
@@ -93,11 +93,19 @@ def role_of(task: TaskName) -> Role:
 
 def allocation_of(placement: Placement) -> Allocation:
     """How many tasks of each role a placement, which is sorted by task name, holds."""
-    ps = bisect_left(placement, Role.WORKER.value, key=_task)
+    if not placement or placement[0].task.startswith("worker-"):
+        return _workers_only(len(placement))
+    ps = bisect_left(placement, _BEFORE_WORKERS)
     return Allocation(len(placement) - ps, ps)
 
 
-_task = attrgetter("task")
+@lru_cache(maxsize=1024)
+def _workers_only(count: int) -> Allocation:
+    return Allocation(count, 0)
+
+
+_BEFORE_WORKERS = TaskPlacement(TaskName(Role.WORKER.value), NodeName(""))
+"""Sorts behind every parameter server and before every worker."""
 
 
 class JobSpec(Record, frozen=True):
@@ -254,6 +262,11 @@ LIFECYCLE: dict[tuple[JobPhase, Trigger], JobPhase] = {
 """What is not in the table cannot happen."""
 
 
+_MOVES = {
+    phase: {trigger: target for (source, trigger), target in LIFECYCLE.items() if source is phase} for phase in _P
+}
+
+
 class IllegalTransition(AssertionError):
     """A job was asked to do what its phase does not allow: a fault of ours."""
 
@@ -264,7 +277,7 @@ def next_phase(job_id: JobId, phase: JobPhase, trigger: Trigger) -> JobPhase:
     Raises:
         IllegalTransition: the table has no such move; the message names what would have been allowed.
     """
-    target = LIFECYCLE.get((phase, trigger))
+    target = _MOVES[phase].get(trigger)
     if target is None:
         allowed = ", ".join(t.name for (p, t) in LIFECYCLE if p is phase) or "nothing, it is over"
         raise IllegalTransition(f"job {job_id}: {trigger.name} cannot happen while {phase.value} (allowed: {allowed})")

@@ -19,8 +19,8 @@ def observe(state: ClusterState) -> Observation:
     return Observation(
         slot=state.slot,
         slot_length_s=state.config.slot_length_s,
-        nodes=tuple(state.nodes[name] for name in sorted(state.nodes)),
-        jobs=tuple(_view(state, job) for job in state.ordered() if job.status.phase in VISIBLE),
+        nodes=state.machines,
+        jobs=tuple([_view(state, job) for job in state.ordered() if job.status.phase in VISIBLE]),
         time_s=state.slot_started_s,
         finished=tuple(state.finished),
     )
@@ -28,12 +28,11 @@ def observe(state: ClusterState) -> Observation:
 
 def observe_some(state: ClusterState, job_ids: Iterable[JobId]) -> Observation:
     """These jobs only, as a discipline sees them that is asked for their ranks."""
-    jobs = state.pick(set(job_ids))
     return Observation(
         slot=state.slot,
         slot_length_s=state.config.slot_length_s,
         nodes=(),
-        jobs=tuple(_view(state, job) for job in jobs),
+        jobs=tuple([_view(state, job) for job in state.pick(set(job_ids))]),
         time_s=state.slot_started_s,
         finished=tuple(state.finished),
     )
@@ -43,23 +42,23 @@ def _view(state: ClusterState, job: LiveJob) -> JobView:
     spec, status = job.spec, job.status
     attained = state.attained(job, state.slot_started_s)
     return JobView(
-        job_id=spec.job_id,
-        job_type=spec.job_type,
-        workers=spec.workers,
-        ps=spec.ps,
-        worker_demand=spec.worker_demand,
-        ps_demand=spec.ps_demand,
-        epochs=spec.epochs,
-        progress_epochs=status.progress.epochs,
-        arrived_s=spec.submitted_s,
-        waited_slots=state.slot - job.arrived_slot,
+        spec.job_id,
+        spec.job_type,
+        spec.workers,
+        spec.ps,
+        spec.worker_demand,
+        spec.ps_demand,
+        spec.epochs,
+        status.progress.epochs,
+        spec.submitted_s,
+        state.slot - job.arrived_slot,
         priority=spec.priority,
         placement=job.settled,
         pinned=_is_pinned(state, job),
         accelerators=spec.accelerators,
         unreported_s=_unreported_s(state, job),
-        attained_s=sum(attained.values()),
-        attained_by=tuple(sorted(attained.items())),
+        attained_s=sum(attained.values()) if attained else 0.0,
+        attained_by=tuple(sorted(attained.items())) if attained else (),
         expected_s=spec.expected_s,
         deadline_s=spec.deadline_s,
         speeds=tuple(job.speeds.values()),

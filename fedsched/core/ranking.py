@@ -11,16 +11,53 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from fedsched.core.choosing import Rooms
+from fedsched.core.choosing import Gang, Rooms
 from fedsched.core.decision import Ranking
 from fedsched.core.ids import JobId
-from fedsched.core.job import JobPhase, Placement
+from fedsched.core.job import JobPhase, JobSpec, Placement
 from fedsched.core.state import LiveJob
 
-Entry = tuple[int, tuple[float, ...], int, JobId]
-"""Minus priority, key, number of arrival, job: entries sort by rank, jobs of higher priority first."""
-LAST: tuple[float, ...] = (float("inf"),)
+Key = tuple[float, ...]
+Entry = tuple[int, Key, int, LiveJob]
+"""Minus priority, key, number of arrival, job: entries sort by rank, jobs of higher priority first.
+
+No two jobs have the same number, so jobs themselves are never compared.
+"""
+LAST: Key = (float("inf"),)
 """The key of a job that the discipline has not ranked yet."""
+_DISPATCHED, _RUNNING = JobPhase.DISPATCHED, JobPhase.RUNNING
+
+
+class _Line:
+    """Jobs of one demand that wait, by rank. They fit in the same places."""
+
+    __slots__ = ("entries", "gang")
+
+    def __init__(self, gang: Gang) -> None:
+        self.gang = gang
+        self.entries: list[Entry] = []
+
+
+Head = tuple[Entry, int, _Line]
+"""The next job of a line that may start, and how many of its line are ahead of it."""
+
+
+class _Standing:
+    """Where one job stands."""
+
+    __slots__ = ("cools_down", "entry", "key", "line", "queue")
+
+    def __init__(self, line: _Line, cooldown_s: float) -> None:
+        self.line = line
+        """Where it waits whenever it does."""
+        self.cools_down = cooldown_s > 0
+        """Whether it must stay as it is for a while after a change."""
+        self.key: Key | None = None
+        """None until the discipline has ranked it."""
+        self.queue: list[Entry] | None = None
+        """Its line's entries, or the running jobs; None while it is in neither."""
+        self.entry: Entry | None = None
+        """What it is in there as."""
 
 
 class RankedQueue:
@@ -31,10 +68,11 @@ class RankedQueue:
         """The newest answer: how the order is used."""
         self.unranked: dict[JobId, None] = {}
         """Jobs to ask about, in order of arrival."""
-        self._keys: dict[JobId, tuple[float, ...]] = {}
-        self._waiting: dict[tuple[object, ...], list[Entry]] = {}
+        self._lines: dict[tuple[object, ...], _Line] = {}
         self._running: list[Entry] = []
-        self._where: dict[JobId, tuple[list[Entry], Entry]] = {}
+        self._standings: dict[JobId, _Standing] = {}
+        self._cooldowns = 0
+        """Jobs that must stay as they are for a while after a change."""
 
     def learn(self, ranking: Ranking, jobs: dict[JobId, LiveJob], time_s: float) -> None:
         """Take new ranks over; jobs that have left meanwhile are passed over."""
@@ -44,130 +82,170 @@ class RankedQueue:
             if job is None:
                 continue
             self.unranked.pop(job_id, None)
-            self._remove(job_id, time_s)
-            self._keys[job_id] = key
-            self.follow(job, time_s)
+            standing = self._standings[job_id]
+            self._remove(standing, time_s)
+            standing.key = key
+            self._follow(job, standing, time_s)
 
     def follow(self, job: LiveJob, time_s: float) -> None:
         """Note where the job is in its life now."""
-        job_id = job.spec.job_id
-        self._remove(job_id, time_s)
-        phase = job.status.phase
-        if phase is JobPhase.DISPATCHED:
-            if job_id not in self._keys or (job.status.attempt and self.rules.rerank != "none"):
-                self.unranked[job_id] = None
-            self._insert(self._waiting.setdefault(demand_of(job), []), job, self._keys.get(job_id, LAST))
-        elif phase is JobPhase.RUNNING and job.in_flight is None and not job.adopting:
-            key = self._keys.get(job_id, LAST)
-            if job_id not in self._keys:
-                self.unranked[job_id] = None
-            self._insert(self._running, job, _shifted(key, time_s) if self.rules.drifting else key)
+        standing = self._standings.get(job.spec.job_id)
+        if standing is None:
+            standing = self._standings[job.spec.job_id] = _Standing(self._line_of(job.spec), job.spec.resize_cooldown_s)
+            self._cooldowns += standing.cools_down
+        elif standing.queue is not None:
+            self._remove(standing, time_s)
+        self._follow(job, standing, time_s)
+
+    def _follow(self, job: LiveJob, standing: _Standing, time_s: float) -> None:
+        phase, key = job.status.phase, standing.key
+        if phase is _DISPATCHED:
+            if key is None or (job.status.attempt and self.rules.rerank != "none"):
+                self.unranked[job.spec.job_id] = None
+            if key is not None:
+                self._insert(standing.line.entries, job, standing, key)
+        elif phase is _RUNNING and job.in_flight is None and not job.adopting:
+            if key is None:
+                self.unranked[job.spec.job_id] = None
+            else:
+                self._insert(self._running, job, standing, _shifted(key, time_s) if self.rules.drifting else key)
 
     def forget(self, job_id: JobId, time_s: float) -> None:
         """The job has left the cluster."""
-        self._remove(job_id, time_s)
-        self._keys.pop(job_id, None)
+        standing = self._standings.pop(job_id, None)
+        if standing is not None:
+            self._remove(standing, time_s)
+            self._cooldowns -= standing.cools_down
         self.unranked.pop(job_id, None)
+
+    def gang_of(self, job: LiveJob) -> Gang:
+        """What the job needs; the same object for jobs that need the same."""
+        return self._standings[job.spec.job_id].line.gang
 
     def to_ask(self) -> list[JobId]:
         """Jobs whose ranks are wanted; none if the order stands."""
-        again: Iterable[JobId] = ()
-        if self.rules.rerank == "all":
-            again = self._keys  # those that start or stop just now too: who is not asked about is taken for gone
-        elif self.rules.rerank == "running":
-            again = [job_id for _, _, _, job_id in self._running]
+        rerank = self.rules.rerank
+        if rerank == "none":
+            return list(self.unranked)
+        again: Iterable[JobId]
+        if rerank == "all":
+            # Those that start or stop just now too: who is not asked about is taken for gone.
+            again = [job_id for job_id, standing in self._standings.items() if standing.key is not None]
+        else:
+            again = [job.spec.job_id for _, _, _, job in self._running]
         return list(dict.fromkeys([*self.unranked, *again]))
 
+    def heads(self, jobs: dict[JobId, LiveJob]) -> list[Head]:
+        """Who may start next of each demand, by rank; empty if nobody waits."""
+        if self.unranked:
+            self._put_last(jobs)
+        return sorted([(line.entries[0], 0, line) for line in self._lines.values() if line.entries])
+
     def pass_over(
-        self, jobs: dict[JobId, LiveJob], rooms: Rooms, time_s: float, *, preempt: bool
+        self, heads: list[Head], rooms: Rooms, time_s: float, *, preempt: bool
     ) -> tuple[list[tuple[LiveJob, Placement]], list[LiveJob]]:
         """Who starts where, and who stops to make that possible.
 
         Args:
+            heads: as they are now; they are used up.
             rooms: what is free; it is used up.
             preempt: whether running jobs may be stopped at all.
         """
-        heads = [(queue[0], 0, queue) for queue in self._waiting.values() if queue]
-        if not heads:
-            return [], []
-        heads.sort()
         if preempt and self.rules.preemptive and self._running:
-            return self._with_preemption(heads, jobs, rooms, time_s)
-        return self._without_preemption(heads, jobs, rooms), []
+            return self._with_preemption(heads, rooms, time_s)
+        return self._without_preemption(heads, rooms), []
 
-    def _without_preemption(
-        self, heads: list[tuple[Entry, int, list[Entry]]], jobs: dict[JobId, LiveJob], rooms: Rooms
-    ) -> list[tuple[LiveJob, Placement]]:
+    def _put_last(self, jobs: dict[JobId, LiveJob]) -> None:
+        """Jobs that nobody has ranked come after all others: the discipline failed, and is asked again."""
+        for job_id in self.unranked:
+            job, standing = jobs[job_id], self._standings[job_id]
+            if standing.queue is not None:
+                continue
+            if job.status.phase is _DISPATCHED:
+                self._insert(standing.line.entries, job, standing, LAST)
+            elif job.status.phase is _RUNNING and job.in_flight is None and not job.adopting:
+                self._insert(self._running, job, standing, LAST)
+
+    def _without_preemption(self, heads: list[Head], rooms: Rooms) -> list[tuple[LiveJob, Placement]]:
         starts: list[tuple[LiveJob, Placement]] = []
         while heads:
-            entry, index, queue = heads.pop(0)
-            job = jobs[entry[3]]
-            places = rooms.gang(job.spec)
+            entry, index, line = heads.pop(0)
+            places = rooms.gang(line.gang)
             if places is None:
                 if self.rules.blocking:
                     break
                 continue  # nor does any other job of the same demand fit
-            starts.append((job, places))
-            if index + 1 < len(queue):
-                insort(heads, (queue[index + 1], index + 1, queue))
+            starts.append((entry[3], places))
+            _step_up(heads, line, index)
         return starts
 
     def _with_preemption(
-        self, heads: list[tuple[Entry, int, list[Entry]]], jobs: dict[JobId, LiveJob], rooms: Rooms, time_s: float
+        self, heads: list[Head], rooms: Rooms, time_s: float
     ) -> tuple[list[tuple[LiveJob, Placement]], list[LiveJob]]:
+        """Jobs by rank, those that run and those that wait: each gets its places if they are left.
+
+        What runs is given up from the first head on, and kept again as its turn comes.
+        """
+        starts, stops = list[tuple[LiveJob, Placement]](), list[LiveJob]()
         shift = time_s if self.rules.drifting else 0.0
-        after = bisect_left(self._running, _moved(heads[0][0], shift))
-        staying = set()
-        for _, _, _, job_id in self._running[after:]:
-            job = jobs[job_id]
-            if job.spec.resize_cooldown_s and job.cools_down(time_s):
-                staying.add(job_id)
-            else:
-                rooms.give(job.settled, job.spec)
-        starts: list[tuple[LiveJob, Placement]] = []
-        stops: list[LiveJob] = []
-        while heads or (starts and after < len(self._running)):
-            if after < len(self._running) and (not heads or self._running[after] < _moved(heads[0][0], shift)):
-                job = jobs[self._running[after][3]]
-                after += 1
-                if job.spec.job_id not in staying and not rooms.take(job.settled, job.spec):
-                    stops.append(job)
-                continue
-            entry, index, queue = heads.pop(0)
-            job = jobs[entry[3]]
-            places = rooms.gang(job.spec)
-            if places is None:
-                if self.rules.blocking:
-                    heads.clear()
-                continue
-            starts.append((job, places))
-            if index + 1 < len(queue):
-                insort(heads, (queue[index + 1], index + 1, queue))
+        running = self._running[bisect_left(self._running, _moved(heads[0][0], shift)) :]
+        if self._cooldowns:
+            running = [entry for entry in running if not entry[3].cools_down(time_s)]
+        rooms.give([job.footprint for _, _, _, job in running])
+        after = 0
+        while heads:
+            entry, index, line = heads.pop(0)
+            until = bisect_left(running, _moved(entry, shift), lo=after)
+            if until > after:
+                stops += _cannot_stay(running[after:until], rooms)
+                after = until
+            places = rooms.gang(line.gang)
+            if places is not None:
+                starts.append((entry[3], places))
+                _step_up(heads, line, index)
+            elif self.rules.blocking:
+                break
+        if starts:
+            stops += _cannot_stay(running[after:], rooms)
         return starts, stops
 
-    def _insert(self, queue: list[Entry], job: LiveJob, key: tuple[float, ...]) -> None:
-        entry = (-job.spec.priority, key, job.number, job.spec.job_id)
-        insort(queue, entry)
-        self._where[job.spec.job_id] = (queue, entry)
+    def _line_of(self, spec: JobSpec) -> _Line:
+        demand = (spec.worker_demand, spec.ps_demand, spec.workers.maximum, spec.ps.maximum, spec.accelerators)
+        line = self._lines.get(demand)
+        if line is None:
+            line = self._lines[demand] = _Line(Gang(spec))
+        return line
 
-    def _remove(self, job_id: JobId, time_s: float) -> None:
-        queue, entry = self._where.pop(job_id, (None, None))
+    def _insert(self, queue: list[Entry], job: LiveJob, standing: _Standing, key: Key) -> None:
+        standing.queue, standing.entry = queue, (-job.spec.priority, key, job.number, job)
+        insort(queue, standing.entry)
+
+    def _remove(self, standing: _Standing, time_s: float) -> None:
+        queue, entry = standing.queue, standing.entry
         if queue is None or entry is None:
             return
+        standing.queue = standing.entry = None
         del queue[bisect_left(queue, entry)]
-        if queue is self._running and self.rules.drifting and job_id in self._keys:
-            self._keys[job_id] = _shifted(entry[1], -time_s)
+        if queue is self._running and self.rules.drifting and standing.key is not None:
+            standing.key = _shifted(entry[1], -time_s)
 
 
-def _shifted(key: tuple[float, ...], by_s: float) -> tuple[float, ...]:
+def _cannot_stay(some: list[Entry], rooms: Rooms) -> list[LiveJob]:
+    """Those of some running jobs, by rank, whose places are gone; the others keep theirs."""
+    if rooms.take([job.footprint for _, _, _, job in some]):
+        return []
+    return [job for _, _, _, job in some if not rooms.take((job.footprint,))]
+
+
+def _step_up(heads: list[Head], line: _Line, index: int) -> None:
+    """The next of the line is its head now."""
+    if index + 1 < len(line.entries):
+        insort(heads, (line.entries[index + 1], index + 1, line))
+
+
+def _shifted(key: Key, by_s: float) -> Key:
     return (key[0] + by_s, *key[1:])
 
 
 def _moved(entry: Entry, by_s: float) -> Entry:
     return (entry[0], _shifted(entry[1], by_s), *entry[2:]) if by_s else entry
-
-
-def demand_of(job: LiveJob) -> tuple[object, ...]:
-    """Jobs of one demand fit in the same places."""
-    spec = job.spec
-    return (spec.worker_demand, spec.ps_demand, spec.workers.maximum, spec.ps.maximum, spec.accelerators)

@@ -19,29 +19,15 @@ from functools import lru_cache
 from heapq import heapify, heapreplace
 from math import gcd
 
-from fedsched.core.cluster import Node
+from fedsched.core.cluster import Node, kept_with_nodes
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, TaskName
 from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
-from fedsched.core.resources import Resources, total
+from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of, total
 
 INDEX_BITS = 24
 """Of a heap entry: the node's index; above them stands its load."""
 INDEX_MASK = (1 << INDEX_BITS) - 1
-FIELD_BITS = 48
-"""Of one resource within an amount; 2**47 is far above what a node or a job may have of any."""
-OVERDRAWN = sum(1 << (FIELD_BITS * field - 1) for field in (1, 2, 3))
-"""The top bit of every field."""
-
-
-def _amount(resources: Resources) -> int:
-    """The resources as one integer. Amounts add and subtract like the resources themselves."""
-    return (
-        resources.cpu_milli
-        + (resources.gpu_milli << FIELD_BITS)
-        # The reference knows no memory. It is the highest field, so where there is none amounts stay short.
-        + (resources.memory_mib << 2 * FIELD_BITS)
-    )
 
 
 class _Claim:
@@ -89,16 +75,16 @@ class _Claim:
 
 
 class EmptyCluster:
-    """What of a slot depends on the nodes alone: worth keeping while they stay the same."""
+    """What of a slot depends on the nodes alone."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
         self.nodes = tuple(node for node in nodes if node.schedulable)
         """Those that are filled, in the order of their indices."""
         self.capacity = total([node.capacity for node in self.nodes])
         cpu, gpu = self.capacity.cpu_milli, self.capacity.gpu_milli
         common = gcd(cpu, gpu) or 1
         self._cpu_weight, self._gpu_weight = (gpu // common, cpu // common) if gpu else (1, 0)
-        self.free = [_amount(node.capacity) for node in self.nodes]
+        self.free = [amount_of(node.capacity) for node in self.nodes]
         self.names = [node.name for node in self.nodes]
         self.loads = list(range(len(self.nodes)))
         """A heap: nobody has any load, so the indices are in order."""
@@ -106,6 +92,9 @@ class EmptyCluster:
     def load(self, demand: Resources) -> int:
         """What the demand adds to a heap entry."""
         return (demand.cpu_milli * self._cpu_weight + demand.gpu_milli * self._gpu_weight) << INDEX_BITS
+
+
+_empty_cluster = kept_with_nodes(EmptyCluster)
 
 
 class Rebuilding:
@@ -116,11 +105,10 @@ class Rebuilding:
 
     Args:
         observation: nodes and jobs as they are.
-        empty: made of the observation's nodes, if it is at hand.
     """
 
-    def __init__(self, observation: Observation, empty: EmptyCluster | None = None) -> None:
-        self._empty = empty or EmptyCluster(observation.nodes)
+    def __init__(self, observation: Observation) -> None:
+        self._empty = _empty_cluster(observation.nodes)
         self._free = self._empty.free.copy()
         self._loads = self._empty.loads.copy()
         self._closed = not self.nodes
@@ -148,7 +136,7 @@ class Rebuilding:
             index = index_of.get(entry.node)
             if index is not None:
                 demand = view.worker_demand if entry.role is Role.WORKER else view.ps_demand
-                self._free[index] -= _amount(demand)
+                self._free[index] -= amount_of(demand)
                 self._loads[index] += self._empty.load(demand)
 
     def _claims_of(self, observation: Observation) -> dict[JobId, _Claim]:
@@ -162,7 +150,7 @@ class Rebuilding:
             demands = (view.worker_demand, view.ps_demand)
             if demands not in sizes:
                 bundle = view.worker_demand + view.ps_demand
-                sizes[demands] = (_amount(bundle), self._empty.load(bundle))
+                sizes[demands] = (amount_of(bundle), self._empty.load(bundle))
             if view.accelerators not in barred:
                 barred[view.accelerators] = frozenset(
                     index for index, node in enumerate(self.nodes) if node.accelerator not in view.accelerators
@@ -209,7 +197,7 @@ class Rebuilding:
         index = entry & INDEX_MASK
         demand = claim.view.worker_demand * workers + claim.view.ps_demand * ps
         named = not accelerator or self.nodes[index].accelerator == accelerator
-        if not named or not self._take(claim, index, _amount(demand)):
+        if not named or not self._take(claim, index, amount_of(demand)):
             self._closed = True
             return False
         heapreplace(self._loads, entry + self._empty.load(demand))
@@ -251,10 +239,8 @@ class Rebuilding:
 
     def room(self, index: int) -> Resources:
         """What is free on this node of `nodes`; nothing negative where pinned tasks hold more than there is."""
-        left, field = self._free[index], (1 << FIELD_BITS) - 1
-        if left & OVERDRAWN:
-            return Resources()
-        return Resources(left & field, left >> 2 * FIELD_BITS, left >> FIELD_BITS & field)
+        left = self._free[index]
+        return Resources() if left & OVERDRAWN else resources_of(left)
 
     def free(self) -> Resources:
         """What is not granted, over all nodes, whether or not the slot is over."""
@@ -268,7 +254,7 @@ class Rebuilding:
         index = self._loads[0] & INDEX_MASK
         least = claim.view.minimum
         demand = claim.view.worker_demand * least.workers + claim.view.ps_demand * least.ps
-        return not (self._free[index] - _amount(demand)) & OVERDRAWN and index not in claim.barred
+        return not (self._free[index] - amount_of(demand)) & OVERDRAWN and index not in claim.barred
 
     def allocation(self, job_id: JobId) -> Allocation:
         """What the job has been granted so far; nothing for an unknown job."""

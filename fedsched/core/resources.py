@@ -67,3 +67,27 @@ def total(amounts: list[Resources]) -> Resources:
     for amount in amounts:
         result = result + amount
     return result
+
+
+FIELD_BITS = 48
+"""Of one resource within an amount; 2**47 is far above what a node or a job may have of any."""
+OVERDRAWN = sum(1 << (FIELD_BITS * field - 1) for field in (1, 2, 3))
+"""The top bit of every field: an amount that has one of them is negative in some resource."""
+_FIELD, _HALF = 1 << FIELD_BITS, 1 << (FIELD_BITS - 1)
+
+
+def amount_of(resources: Resources) -> int:
+    """The resources as one integer, for where they are added and compared a million times a second.
+
+    Amounts add and subtract like the resources themselves, below zero too. Of two that are nowhere negative the smaller
+    one has less of the scarcest kind: GPUs, then cores, then memory.
+    """
+    return (resources.gpu_milli << 2 * FIELD_BITS) + (resources.cpu_milli << FIELD_BITS) + resources.memory_mib
+
+
+def resources_of(amount: int) -> Resources:
+    """The resources that an amount stands for."""
+    memory = (amount + _HALF) % _FIELD - _HALF
+    amount = (amount - memory) >> FIELD_BITS
+    cpu = (amount + _HALF) % _FIELD - _HALF
+    return Resources(cpu, memory, (amount - cpu) >> FIELD_BITS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 from msgspec.structs import replace
 
 from fedsched.core import invariants
-from fedsched.core.choosing import Rooms
+from fedsched.core.choosing import Gang, Rooms
 from fedsched.core.cluster import Node
 from fedsched.core.commands import AdoptJobs, AskPolicy, Command, RewardSlot, SaveJob, ScaleJob, StartJob, StopJob
 from fedsched.core.decision import Decision, SpeedSample
@@ -30,7 +31,7 @@ from fedsched.core.events import (
     SlotStarted,
     TermTaken,
 )
-from fedsched.core.ids import JobId, NodeName, stream
+from fedsched.core.ids import JobId, stream
 from fedsched.core.job import (
     ACTIVE,
     TERMINAL,
@@ -50,14 +51,18 @@ from fedsched.core.job import (
 from fedsched.core.moving import renumbered, stuck
 from fedsched.core.observing import VISIBLE, deferred, observe, observe_some, waiting_reason
 from fedsched.core.placement import place
-from fedsched.core.ranking import RankedQueue, demand_of
-from fedsched.core.resources import Resources
+from fedsched.core.ranking import RankedQueue
+from fedsched.core.resources import OVERDRAWN
 from fedsched.core.state import ClusterState, LiveJob, SchedulerConfig
 
 BLAMELESS = frozenset({Reason.NODE_LOST, Reason.PREEMPTED})
 """Bad ends of an attempt that are not counted against the job. Being lost is one too, if the attempt got further."""
 LIKELY_TO_REPEAT = frozenset({Reason.USER_ERROR, Reason.START_FAILED})
 """Bad ends that another attempt would only repeat, when this one got nowhere."""
+
+
+News = JobStarted | JobScaled | ScaleFailed | ProgressReported | JobExited | JobAdopted
+"""What the executor says of one attempt of a job."""
 
 
 class Scheduler:
@@ -75,6 +80,7 @@ class Scheduler:
         self._ranked_by: Decision | None = None
         """The newest answer with ranks, or for want of them."""
         self._check = check
+        self._ranked = config.ranked
         self._actor = f"agent/{config.cluster}"
         self._chance = stream(config.seed, f"placement/{config.cluster}")
 
@@ -84,68 +90,64 @@ class Scheduler:
         Raises:
             IllegalTransition, BrokenInvariant: a fault of ours; the process must stop.
         """
-        if self.state.term == 0 and not isinstance(event, TermTaken | NodeChanged | NodeLost):
+        kind = type(event)
+        if not self.state.term and kind not in _BEFORE_THE_FIRST_TERM:
             return []
-        commands = self._dispatch(event)
+        commands = _HANDLERS[kind](self, event)
         if self._check:
             invariants.check(self.state)
         return commands
 
-    def _dispatch(self, event: Event) -> list[Command]:
-        match event:
-            case TermTaken():
-                return self._take_up(event)
-            case LeaseLost():
-                self.state.leased = False
-                return []
-            case LeaseRegained(time_s):
-                self.state.leased = True
-                return self._advance(time_s)
-            case JobAssigned(time_s, spec, status):
-                self._admit(time_s, spec, status)
-                return []
-            case CancelRequested(time_s, job_id):
-                return self._cancel(time_s, job_id)
-            case SlotStarted(time_s, slot):
-                return self._start_slot(time_s, slot)
-            case PolicyDecided(time_s, decision):
-                return self._carry_out(time_s, decision)
-            case NodeChanged(time_s, node):
-                self.state.change_node(node)
-                return [*self._relieve(time_s), *self._advance(time_s)]
-            case NodeLost(time_s, name):
-                self.state.lose_node(name, time_s)
-                return [*self._relieve(time_s), *self._advance(time_s)]
-            case JobStarted() | JobScaled() | ScaleFailed() | ProgressReported() | JobExited() | JobAdopted():
-                job = self.state.jobs.get(event.job_id)
-                if job is None or job.status.attempt != event.attempt or job.status.phase not in ACTIVE:
-                    return []  # news of an attempt that is over
-                return self._hear_from(job, event)
-            case _:
-                assert_never(event)
+    # --- what the store, the controller and the nodes say
 
-    def _hear_from(
-        self, job: LiveJob, event: JobStarted | JobScaled | ScaleFailed | ProgressReported | JobExited | JobAdopted
-    ) -> list[Command]:
-        match event:
-            case ProgressReported():
-                self._note_progress(event.time_s, job, event.progress)
-                return []
-            case JobStarted(time_s):
-                if job.status.phase is not JobPhase.STARTING:
-                    return []
-                job.in_flight = None
-                return [self._move(time_s, job, Trigger.STARTED, changed_s=time_s), *self._advance(time_s)]
-            case JobScaled(time_s):
-                return self._finish_resize(time_s, job, event.placement, Reason.NONE, f"paused {event.pause_s:.3f} s")
-            case ScaleFailed(time_s):
-                return self._finish_resize(time_s, job, event.placement, Reason.RESIZE_FAILED, event.message)
-            case JobExited():
-                return self._end_attempt(job, event)
-            case JobAdopted():
-                return self._adopt(job, event)
-            case _:
-                assert_never(event)
+    def _lose_lease(self, event: LeaseLost) -> list[Command]:
+        self.state.leased = False
+        return []
+
+    def _regain_lease(self, event: LeaseRegained) -> list[Command]:
+        self.state.leased = True
+        return self._advance(event.time_s)
+
+    def _take_job(self, event: JobAssigned) -> list[Command]:
+        self._admit(event.time_s, event.spec, event.status)
+        return []
+
+    def _change_node(self, event: NodeChanged) -> list[Command]:
+        self.state.change_node(event.node)
+        return [*self._relieve(event.time_s), *self._advance(event.time_s)]
+
+    def _lose_node(self, event: NodeLost) -> list[Command]:
+        self.state.lose_node(event.name, event.time_s)
+        return [*self._relieve(event.time_s), *self._advance(event.time_s)]
+
+    # --- what the executor says
+
+    def _current(self, event: News) -> LiveJob | None:
+        """The job that the news is about; None if it is of an attempt that is over."""
+        job = self.state.jobs.get(event.job_id)
+        if job is None or job.status.attempt != event.attempt or job.status.phase not in ACTIVE:
+            return None
+        return job
+
+    def _hear_progress(self, event: ProgressReported) -> list[Command]:
+        job = self._current(event)
+        if job is not None:
+            self._note_progress(event.time_s, job, event.progress)
+        return []
+
+    def _hear_start(self, event: JobStarted) -> list[Command]:
+        job = self._current(event)
+        if job is None or job.status.phase is not JobPhase.STARTING:
+            return []
+        job.in_flight = None
+        save = self._move(event.time_s, job, Trigger.STARTED, changed_s=event.time_s)
+        return [save, *self._advance(event.time_s)]
+
+    def _hear_resize(self, event: JobScaled) -> list[Command]:
+        return self._finish_resize(event, Reason.NONE, f"paused {event.pause_s:.3f} s")
+
+    def _hear_rollback(self, event: ScaleFailed) -> list[Command]:
+        return self._finish_resize(event, Reason.RESIZE_FAILED, event.message)
 
     # --- arrivals and departures
 
@@ -185,8 +187,8 @@ class Scheduler:
             state.limited.add(spec.job_id)
         self._settle(time_s, job)
 
-    def _cancel(self, time_s: float, job_id: JobId) -> list[Command]:
-        job = self.state.jobs.get(job_id)
+    def _cancel(self, event: CancelRequested) -> list[Command]:
+        time_s, job = event.time_s, self.state.jobs.get(event.job_id)
         if job is None or job.cancelled:
             return []
         job.cancelled = True
@@ -225,8 +227,9 @@ class Scheduler:
             job.spec.grace_s,
         )
 
-    def _adopt(self, job: LiveJob, event: JobAdopted) -> list[Command]:
-        if not job.adopting:
+    def _adopt(self, event: JobAdopted) -> list[Command]:
+        job = self._current(event)
+        if job is None or not job.adopting:
             return []
         job.adopting = False
         if job.status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
@@ -244,7 +247,10 @@ class Scheduler:
         save = self._move(event.time_s, job, trigger, message="adopted by a restarted agent", placement=event.placement)
         return [save, *self._relieve(event.time_s), *self._advance(event.time_s)]
 
-    def _end_attempt(self, job: LiveJob, event: JobExited) -> list[Command]:
+    def _end_attempt(self, event: JobExited) -> list[Command]:
+        job = self._current(event)
+        if job is None:
+            return []
         if event.progress is not None:
             self._note_progress(event.time_s, job, event.progress)
         phase = job.status.phase
@@ -286,28 +292,31 @@ class Scheduler:
 
     # --- slots
 
-    def _start_slot(self, time_s: float, slot: int) -> list[Command]:
-        state = self.state
+    def _start_slot(self, event: SlotStarted) -> list[Command]:
+        state, time_s = self.state, event.time_s
         commands: list[Command] = []
         if state.slot >= 0:
-            commands.append(self._measure(time_s))
-        for job in state.pick(state.progressed):
-            job.slot_epochs = job.status.progress.epochs
-            commands.append(SaveJob(job.status, None))
-        state.progressed.clear()
-        for job in state.pick(state.limited):
-            commands += self._enforce_time_limit(time_s, job)
-        state.slot, state.slot_started_s = slot, time_s
+            progress = self._measure(time_s)
+            if not state.config.ranked:  # a discipline learns nothing
+                commands.append(RewardSlot(state.slot, progress))
+        if state.progressed:
+            for job in state.pick(state.progressed):
+                job.slot_epochs = job.status.progress.epochs
+                commands.append(SaveJob(job.status, None))
+            state.progressed.clear()
+        if state.limited:
+            for job in state.pick(state.limited):
+                commands += self._enforce_time_limit(time_s, job)
+        state.slot, state.slot_started_s = event.slot, time_s
         if state.leased and state.jobs:
             commands += self._decide(time_s)
         return commands
 
-    def _measure(self, time_s: float) -> RewardSlot:
+    def _measure(self, time_s: float) -> tuple[tuple[JobId, float], ...]:
         """Close the slot: what each job did in it, and how fast it was with what it held."""
         state = self.state
         elapsed_s = time_s - state.slot_started_s
-        progress = list(state.ended)
-        state.ended.clear()
+        progress, state.ended = state.ended, []
         for job_id in state.progressed:
             job = state.jobs[job_id]
             done = job.status.progress.epochs - job.slot_epochs
@@ -316,11 +325,17 @@ class Scheduler:
             progress.append((job_id, done / job.spec.epochs))
             if job.steady_since_s is not None and job.steady_slot < state.slot:
                 size = job.status.allocation
-                kinds = {state.nodes[entry.node].accelerator for entry in job.status.placement}
-                kind = kinds.pop() if len(kinds) == 1 else ""
+                kind = self._kind_under(job.status.placement)
                 job.speeds.pop((size, kind), None)
                 job.speeds[size, kind] = SpeedSample(size.workers, size.ps, done / elapsed_s, kind)
-        return RewardSlot(state.slot, tuple(sorted(progress)))
+        return tuple(sorted(progress))
+
+    def _kind_under(self, placement: Placement) -> str:
+        """Accelerator type of the nodes that tasks run on; empty if they differ."""
+        kinds = self.state.kinds
+        if len(kinds) > 1:
+            kinds = {self.state.nodes[entry.node].accelerator for entry in placement}
+        return next(iter(kinds)) if len(kinds) == 1 else ""
 
     def _note_progress(self, time_s: float, job: LiveJob, progress: Progress) -> None:
         before = job.status.progress
@@ -341,7 +356,8 @@ class Scheduler:
     def _decide(self, time_s: float) -> list[Command]:
         """Ask the policy, or do what follows from the ranks that it has given."""
         state = self.state
-        state.asked_ranks = state.config.ranked and not state.elastic
+        # Where every slot is placed anew nobody keeps his places, whatever his rank.
+        state.asked_ranks = state.config.ranked and not state.config.rebuild and not state.elastic
         if not state.asked_ranks:
             observation = observe(state)
             if not observation.jobs:
@@ -358,8 +374,8 @@ class Scheduler:
         state.finished.clear()
         return [question]
 
-    def _carry_out(self, time_s: float, decision: Decision) -> list[Command]:
-        state = self.state
+    def _carry_out(self, event: PolicyDecided) -> list[Command]:
+        state, time_s, decision = self.state, event.time_s, event.decision
         if decision.slot != state.asked_slot:
             return []  # the answer to an older question
         state.asked_slot = None
@@ -401,13 +417,16 @@ class Scheduler:
         """Start whoever is first and fits, stop whoever has to make room."""
         state = self.state
         # What was meant for a job that still waits for tasks to leave is decided anew.
-        self._forget_plans(JobPhase.DISPATCHED, JobPhase.PREEMPTING)
-        rooms = Rooms(state.nodes, state.free_once_settled(), state.config.placement, self._chance)
-        starts, stops = self.queue.pass_over(state.jobs, rooms, time_s, preempt=not state.config.keep_running)
-        for job, places in starts:
-            self._aim(job, places)
-        for job in stops:
-            self._aim(job, ())
+        if state.unsettled:
+            self._forget_plans(JobPhase.DISPATCHED, JobPhase.PREEMPTING)
+        heads = self.queue.heads(state.jobs)
+        if heads:
+            rooms = Rooms(state.nodes, state.free_once_settled(), state.config.placement, self._chance)
+            starts, stops = self.queue.pass_over(heads, rooms, time_s, preempt=not state.config.keep_running)
+            for job, places in starts:
+                self._aim(job, places)
+            for job in stops:
+                self._aim(job, ())
         commands = self._advance(time_s)
         if state.config.explain:
             commands += self._explain_ranked()
@@ -420,15 +439,15 @@ class Scheduler:
             return []
         rooms = Rooms(state.nodes, state.free_once_settled(), state.config.placement, self._chance)
         for job in waiting:
-            rooms.take(job.target, job.spec)
+            rooms.take([job.footprint_of(job.target)])
         free, chosen = rooms.left(), deferred(self._ranked_by)
-        fits: dict[tuple[object, ...], bool] = {}
+        fits: dict[Gang, bool] = {}
         commands: list[Command] = []
         for job in waiting:
-            demand = demand_of(job)
-            if demand not in fits:
-                fits[demand] = rooms.would_hold(job.spec)
-            commands += self._explain(job, *waiting_reason(job, free, partial(fits.__getitem__, demand), chosen))
+            gang = self.queue.gang_of(job)
+            if gang not in fits:
+                fits[gang] = rooms.would_hold(gang)
+            commands += self._explain(job, *waiting_reason(job, free, partial(fits.__getitem__, gang), chosen))
         return commands
 
     def _forget_plans(self, *phases: JobPhase) -> None:
@@ -454,7 +473,7 @@ class Scheduler:
 
     def _advance(self, time_s: float) -> list[Command]:
         """Order what the targets want and real capacity allows now; what does not fit waits for tasks to leave."""
-        if not self.state.leased or self.state.unsure:
+        if not self.state.unsettled or not self.state.leased or self.state.unsure:
             return []
         commands: list[Command] = []
         shut_in: list[LiveJob] = []
@@ -523,22 +542,15 @@ class Scheduler:
         if self.state.config.rebuild:
             return True
         free, nodes = self.state.free, self.state.nodes
-        if len(added) == 1:
-            (entry,) = added
-            node = nodes.get(entry.node)
-            return node is not None and node.schedulable and job.spec.demand(entry.role).fits_in(free[entry.node])
-        wanted: dict[NodeName, Resources] = {}
-        for entry in added:
-            demand = job.spec.demand(entry.role)
-            wanted[entry.node] = wanted[entry.node] + demand if entry.node in wanted else demand
-        return all(
-            name in nodes and nodes[name].schedulable and demand.fits_in(free[name]) for name, demand in wanted.items()
-        )
+        for name, amount in job.footprint_of(added):
+            node = nodes.get(name)
+            if node is None or not node.schedulable or (free[name] - amount) & OVERDRAWN:
+                return False
+        return True
 
-    def _finish_resize(
-        self, time_s: float, job: LiveJob, placement: Placement, reason: Reason, message: str
-    ) -> list[Command]:
-        if job.status.phase is not JobPhase.RESIZING:
+    def _finish_resize(self, event: JobScaled | ScaleFailed, reason: Reason, message: str) -> list[Command]:
+        job, time_s, placement = self._current(event), event.time_s, event.placement
+        if job is None or job.status.phase is not JobPhase.RESIZING:
             return []  # an end was ordered meanwhile; the tasks are counted when they are gone
         expected = job.status.placement if reason is Reason.RESIZE_FAILED else job.in_flight
         if job.adopting or placement != expected:
@@ -649,25 +661,25 @@ class Scheduler:
         else:
             self._settle(time_s, job)
         transition = Transition(
-            seq=job.status.seq,
-            time_s=time_s,
-            actor=self._actor,
-            job_id=before.job_id,
-            attempt=job.status.attempt,
-            term=self.state.term,
-            source=before.phase,
-            target=phase,
-            reason=reason,
-            message=message,
-            allocation=allocation_of(settled),
-            traceparent=job.spec.traceparent,
+            job.status.seq,
+            time_s,
+            self._actor,
+            before.job_id,
+            job.status.attempt,
+            self.state.term,
+            before.phase,
+            phase,
+            reason,
+            message,
+            allocation_of(settled),
+            job.spec.traceparent,
         )
         return SaveJob(job.status, transition)
 
     def _settle(self, time_s: float, job: LiveJob) -> None:
         """What the job holds, wants or waits for may have changed."""
         self.state.account(job, time_s)
-        if self.state.config.ranked:
+        if self._ranked:
             self.queue.follow(job, time_s)
 
     def _next_seq(self) -> int:
@@ -677,3 +689,24 @@ class Scheduler:
 
 def _without(placement: Placement, gone: TaskPlacement) -> Placement:
     return tuple(entry for entry in placement if entry != gone)
+
+
+_BEFORE_THE_FIRST_TERM = (TermTaken, NodeChanged, NodeLost)
+_HANDLERS: dict[type[Event], Callable[[Scheduler, Any], list[Command]]] = {
+    TermTaken: Scheduler._take_up,
+    LeaseLost: Scheduler._lose_lease,
+    LeaseRegained: Scheduler._regain_lease,
+    JobAssigned: Scheduler._take_job,
+    CancelRequested: Scheduler._cancel,
+    SlotStarted: Scheduler._start_slot,
+    PolicyDecided: Scheduler._carry_out,
+    NodeChanged: Scheduler._change_node,
+    NodeLost: Scheduler._lose_node,
+    JobStarted: Scheduler._hear_start,
+    JobScaled: Scheduler._hear_resize,
+    ScaleFailed: Scheduler._hear_rollback,
+    ProgressReported: Scheduler._hear_progress,
+    JobExited: Scheduler._end_attempt,
+    JobAdopted: Scheduler._adopt,
+}
+"""One for every kind of event; a table, because a chain of patterns costs as much as handling the event."""

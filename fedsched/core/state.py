@@ -7,17 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from fedsched.core.choosing import Rule
+from fedsched.core.choosing import Footprint, Rule, footprint_of
 from fedsched.core.cluster import Node
 from fedsched.core.decision import SpeedSample
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Placement, Trigger
 from fedsched.core.record import Record
-from fedsched.core.resources import Resources
+from fedsched.core.resources import OVERDRAWN, Resources, amount_of
 
 NOTHING = Resources()
 IN_MOTION = frozenset({JobPhase.RESIZING, JobPhase.COMPLETING, JobPhase.PREEMPTING})
 """Phases in which a job may hold other tasks than its status says."""
+_RUNNING = JobPhase.RUNNING
 _order = attrgetter("order_key")
 
 
@@ -86,6 +87,12 @@ class LiveJob:
     """How many of its tasks are on nodes of each accelerator type."""
     booked: Placement = ()
     """What the state's books hold for it."""
+    footprint: Footprint = ()
+    """The same as amounts by node."""
+    worker_amount: int = field(init=False)
+    """What one worker needs."""
+    ps_amount: int = field(init=False)
+    """What one parameter server needs."""
 
     @property
     def held(self) -> Placement:
@@ -111,7 +118,13 @@ class LiveJob:
         )
 
     def __post_init__(self) -> None:
-        self.order_key = (self.spec.submitted_s, self.spec.job_id)
+        spec = self.spec
+        self.order_key = (spec.submitted_s, spec.job_id)
+        self.worker_amount, self.ps_amount = amount_of(spec.worker_demand), amount_of(spec.ps_demand)
+
+    def footprint_of(self, placement: Placement) -> Footprint:
+        """What these tasks take of each node that has some."""
+        return footprint_of(placement, self.worker_amount, self.ps_amount)
 
 
 @dataclass(slots=True)
@@ -162,12 +175,18 @@ class ClusterState:
     """Nodes that are not there, though jobs were or are on the books with them."""
     short: set[NodeName] = field(default_factory=set)
     """Nodes that offer less than tasks may take of them now."""
-    free: dict[NodeName, Resources] = field(default_factory=dict)
-    """Capacity of each node less what tasks may take of it now."""
+    free: dict[NodeName, int] = field(default_factory=dict)
+    """Amount of each node's capacity less what tasks may take of it now."""
+    machines: tuple[Node, ...] = ()
+    """The nodes by name; the same object while they stay the same, so that what is made of it can be kept."""
 
     def __post_init__(self) -> None:
-        self.free = {name: node.capacity for name, node in self.nodes.items()}
+        self.free = {name: amount_of(node.capacity) for name, node in self.nodes.items()}
+        self._know_nodes()
+
+    def _know_nodes(self) -> None:
         self.kinds = {node.accelerator for node in self.nodes.values()}
+        self.machines = tuple(self.nodes[name] for name in sorted(self.nodes))
 
     def ordered(self) -> list[LiveJob]:
         """Live jobs by `(submitted_s, job_id)`."""
@@ -179,32 +198,34 @@ class ClusterState:
 
     def pick(self, job_ids: set[JobId]) -> list[LiveJob]:
         """These of the live jobs by `(submitted_s, job_id)`."""
-        if not job_ids:
-            return []
+        if len(job_ids) < 2:
+            return [self.jobs[job_id] for job_id in job_ids]
         return sorted((self.jobs[job_id] for job_id in job_ids), key=_order)
 
     def account(self, job: LiveJob, time_s: float) -> None:
         """Bring all sums and lists in line with what the job holds, wants and waits for now."""
-        job_id = job.spec.job_id
-        if job.status.placement is not job.served:
+        job_id, placement = job.spec.job_id, job.status.placement
+        if placement is not job.served:
             self._accrue(job, time_s)
+        in_flight = job.in_flight
         if not self.config.rebuild:
-            held, settled = job.held, job.settled
+            held = placement if in_flight is None else job.held
             if held is not job.booked:
                 self._book(job, held)
-            (self.in_motion.add if settled is not held and settled != held else self.in_motion.discard)(job_id)
-        (self.unsettled.add if job.target != job.status.placement else self.unsettled.discard)(job_id)
+            moving = in_flight is not None and in_flight is not held and in_flight != held
+            (self.in_motion.add if moving else self.in_motion.discard)(job_id)
+        (self.unsettled.add if job.target != placement else self.unsettled.discard)(job_id)
         unknown = job.adopting and job.status.phase in IN_MOTION
         (self.unsure.add if unknown else self.unsure.discard)(job_id)
-        if job.status.phase is not JobPhase.RUNNING or job.in_flight is not None or job.adopting:
+        if job.status.phase is not _RUNNING or in_flight is not None or job.adopting:
             job.steady_since_s = None
         elif job.steady_since_s is None:
             job.steady_since_s, job.steady_slot = time_s, self.slot
 
     def dismiss(self, job: LiveJob, time_s: float) -> None:
         """The job is over: nothing of it counts any more."""
-        self._accrue(job, time_s)
-        self._book(job, ())
+        if job.booked:
+            self._book(job, ())
         job_id = job.spec.job_id
         del self.jobs[job_id]
         self.elastic -= not job.spec.rigid
@@ -220,14 +241,14 @@ class ClusterState:
             result[kind] = result.get(kind, 0.0) + tasks * (time_s - job.served_since_s)
         return result
 
-    def free_once_settled(self) -> dict[NodeName, Resources]:
-        """Capacity less what tasks will take once all orders in flight are done."""
+    def free_once_settled(self) -> dict[NodeName, int]:
+        """Amounts of capacity less what tasks will take once all orders in flight are done."""
         result = dict(self.free)
-        for job in self.pick(self.in_motion):
+        for job in self.pick(self.in_motion) if self.in_motion else ():
             staying = set(job.settled)
-            for entry in job.held:
-                if entry not in staying and entry.node in result:
-                    result[entry.node] = result[entry.node] + job.spec.demand(entry.role)
+            for name, amount in job.footprint_of(tuple(entry for entry in job.held if entry not in staying)):
+                if name in result:
+                    result[name] += amount
         return result
 
     def change_node(self, node: Node) -> None:
@@ -235,11 +256,13 @@ class ClusterState:
         before = self.nodes.get(node.name)
         self.nodes[node.name] = node
         self.gone.discard(node.name)
-        self.kinds = {some.accelerator for some in self.nodes.values()}
+        self._know_nodes()
+        capacity = amount_of(node.capacity)
         if before is None:
-            self._set_free(node.name, node.capacity - self.count(lambda job: job.booked).get(node.name, NOTHING))
+            booked = self.count(lambda job: job.booked).get(node.name, NOTHING)
+            self._set_free(node.name, capacity - amount_of(booked))
         else:
-            self._set_free(node.name, self.free[node.name] + node.capacity - before.capacity)
+            self._set_free(node.name, self.free[node.name] + capacity - amount_of(before.capacity))
 
     def lose_node(self, name: NodeName, time_s: float) -> None:
         """A node is gone; jobs are still on the books with what they held there."""
@@ -248,7 +271,7 @@ class ClusterState:
         del self.free[name]
         self.short.discard(name)
         self.gone.add(name)
-        self.kinds = {node.accelerator for node in self.nodes.values()}
+        self._know_nodes()
         for job in self.jobs.values():
             if any(entry.node == name for entry in job.served):
                 self._accrue(job, time_s)
@@ -274,29 +297,31 @@ class ClusterState:
         return result
 
     def _accrue(self, job: LiveJob, time_s: float) -> None:
-        job.attained = self.attained(job, time_s)
-        job.served, job.served_since_s = job.status.placement, time_s
+        if job.served:
+            job.attained = self.attained(job, time_s)
+        served = job.served = job.status.placement
+        job.served_since_s = time_s
         if len(self.kinds) == 1 and not self.gone:
-            job.served_by = dict.fromkeys(self.kinds, len(job.served))
+            job.served_by = dict.fromkeys(self.kinds, len(served))
         else:
-            here = [self.nodes[entry.node].accelerator for entry in job.served if entry.node in self.nodes]
+            here = [self.nodes[entry.node].accelerator for entry in served if entry.node in self.nodes]
             job.served_by = dict(Counter(here))
 
     def _book(self, job: LiveJob, held: Placement) -> None:
-        free, spec = self.free, job.spec
-        for entry in job.booked:
-            if entry.node in free:
-                self._set_free(entry.node, free[entry.node] + spec.demand(entry.role))
-        for entry in held:
-            if entry.node in free:
-                self._set_free(entry.node, free[entry.node] - spec.demand(entry.role))
+        free = self.free
+        for name, amount in job.footprint:
+            if name in free:
+                self._set_free(name, free[name] + amount)
+        job.booked, job.footprint = held, job.footprint_of(held) if held else ()
+        for name, amount in job.footprint:
+            if name in free:
+                self._set_free(name, free[name] - amount)
             else:
-                self.gone.add(entry.node)  # it was lost before this agent came
-        job.booked = held
+                self.gone.add(name)  # it was lost before this agent came
 
-    def _set_free(self, name: NodeName, amount: Resources) -> None:
+    def _set_free(self, name: NodeName, amount: int) -> None:
         self.free[name] = amount
-        if amount.is_negative():
+        if amount & OVERDRAWN:
             self.short.add(name)
         elif self.short:
             self.short.discard(name)

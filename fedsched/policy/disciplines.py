@@ -50,7 +50,7 @@ class Discipline(Heuristic):
                 (key[0] + now_s, *key[1:]) if view.placement else key
                 for view, key in zip(observation.jobs, keys, strict=True)
             ]
-        ranks = tuple((view.job_id, key) for view, key in zip(observation.jobs, keys, strict=True))
+        ranks = tuple(zip([view.job_id for view in observation.jobs], keys, strict=True))
         review_s = self._review_s(observation)
         return Ranking(ranks, self._blocking, self.preemptive, self.drifting, self.rerank, review_s)
 

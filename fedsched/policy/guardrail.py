@@ -91,9 +91,9 @@ def judge(question: AskPolicy, answer: Decision) -> str | None:
 def _judge_ranks(observation: Observation, ranking: Ranking | None) -> str | None:
     if ranking is None:
         return "it gives no ranks"
-    asked = {view.job_id for view in observation.jobs}
+    asked = [view.job_id for view in observation.jobs]
     named = [job_id for job_id, _ in ranking.ranks]
-    if len(named) != len(asked) or set(named) != asked:
+    if named != asked and sorted(named) != sorted(asked):
         return f"it ranks {len(named)} jobs; asked were {len(asked)}, each once"
     for job_id, key in ranking.ranks:
         if not key or any(value != value for value in key):

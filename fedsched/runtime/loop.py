@@ -6,10 +6,8 @@ it are confirmed, so orders leave in the order in which they were given.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import Any, Protocol
 
 from fedsched.core.commands import (
     AdoptJobs,
@@ -45,69 +43,90 @@ Observer = Callable[[Event, Sequence[Command]], None]
 """Sees every step after it was handled: traces and metrics hang here."""
 
 
-@dataclass(slots=True)
 class _Step:
-    ticket: int
-    orders: list[Order]
-    confirmed: bool
+    """What one event led to and is not done yet."""
+
+    __slots__ = ("confirmed", "orders")
+
+    def __init__(self, orders: list[Order], confirmed: bool) -> None:
+        self.orders = orders
+        self.confirmed = confirmed
 
 
-@dataclass(slots=True)
 class Loop:
     """One scheduler and its edges.
 
     Single-threaded: whoever owns it feeds `step` and `confirm` from one inbox.
+
+    Args:
+        journal: of every step; None where nobody will read it.
+        observers: see every step, after the journal and before anything is persisted.
     """
 
-    scheduler: Scheduler
-    ledger: Ledger
-    executor: Executor
-    policy: PolicyPort
-    journal: Recorder
-    observers: Sequence[Observer] = ()
-    _waiting: deque[_Step] = field(default_factory=deque)
-    _ticket: int = 0
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        executor: Executor,
+        policy: PolicyPort,
+        journal: Recorder | None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.scheduler = scheduler
+        self.ledger = ledger
+        self._record = observers if journal is None else (journal.append, *observers)
+        self._act: dict[type[Order], Callable[[Any], None]] = {
+            StartJob: executor.submit,
+            ScaleJob: executor.submit,
+            StopJob: executor.submit,
+            AdoptJobs: executor.submit,
+            AskPolicy: policy.ask,
+            RewardSlot: policy.reward,
+        }
+        self._steps: dict[int, _Step] = {}
+        """By ticket; those whose writes, or the writes of one before them, are not confirmed."""
+        self._oldest = 1
+        """Ticket of the first of them, or else of the next step."""
+        self._ticket = 0
 
     def step(self, event: Event) -> None:
         """Handle one event. Journal first, persist second, act when that is confirmed."""
         commands = self.scheduler.handle(event)
-        self.journal.append(event, commands)
-        for observe in self.observers:
-            observe(event, commands)
-        records = [command for command in commands if isinstance(command, SaveJob)]
-        orders = [command for command in commands if not isinstance(command, SaveJob)]
-        if not records and not orders:
+        for record in self._record:
+            record(event, commands)
+        if not commands:
             return
-        self._ticket += 1
-        self._waiting.append(_Step(self._ticket, orders, confirmed=not records))
+        records: list[SaveJob] = []
+        orders: list[Order] = []
+        for command in commands:
+            if type(command) is SaveJob:
+                records.append(command)
+            else:
+                orders.append(command)  # type: ignore[arg-type]
+        self._ticket = ticket = self._ticket + 1
+        self._steps[ticket] = _Step(orders, confirmed=not records)
         if records:
-            self.ledger.save(self._ticket, records)
-        self._release()
+            self.ledger.save(ticket, records)
+        else:
+            self._release()
 
     def confirm(self, ticket: int) -> None:
         """The ledger has written the step's records."""
-        for step in self._waiting:
-            if step.ticket == ticket:
-                step.confirmed = True
-        self._release()
+        step = self._steps.get(ticket)
+        if step is not None:
+            step.confirmed = True
+            self._release()
 
     @property
     def unconfirmed(self) -> int:
         """Steps whose orders wait for the store."""
-        return len(self._waiting)
+        return len(self._steps)
 
     def _release(self) -> None:
-        while self._waiting and self._waiting[0].confirmed:
-            for order in self._waiting.popleft().orders:
-                self._act(order)
-
-    def _act(self, order: Order) -> None:
-        match order:
-            case StartJob() | ScaleJob() | StopJob() | AdoptJobs():
-                self.executor.submit(order)
-            case AskPolicy():
-                self.policy.ask(order)
-            case RewardSlot():
-                self.policy.reward(order)
-            case _:
-                assert_never(order)
+        """Let the orders go of all steps that nothing holds back any more."""
+        steps = self._steps
+        while (step := steps.get(self._oldest)) is not None and step.confirmed:
+            del steps[self._oldest]
+            self._oldest += 1
+            for order in step.orders:
+                self._act[type(order)](order)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 NEWS, ARRIVAL, TICK = 0, 1, 2
@@ -11,21 +12,32 @@ NEWS, ARRIVAL, TICK = 0, 1, 2
 
 
 class VirtualClock:
-    """An event heap. Time stands still while something happens and jumps to what is due next."""
+    """A heap of what is due. Time stands still while something happens and jumps to what is due next.
+
+    News of the present moment, which most things lead to, are a queue of their own and never see the heap.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._due: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._planned = 0
 
+    def soon(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Have `action(*arguments)` happen now, after the news that are planned for now already."""
+        self._soon.append((action, arguments))
+
     def after(self, delay_s: float, action: Callable[..., None], *arguments: Any, rank: int = NEWS) -> None:
-        """Have `action(*arguments)` happen in `delay_s`; 0 means after what is planned for now at this rank."""
+        """Have it happen in `delay_s`; 0 means after what is planned for now at this rank."""
         self.at(self.now_s + delay_s, action, *arguments, rank=rank)
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: Any, rank: int = NEWS) -> None:
         """Have it happen at a time, which is not before now."""
+        if rank == NEWS and time_s <= self.now_s:
+            self._soon.append((action, arguments))
+            return
         self._planned += 1
-        heapq.heappush(self._due, (time_s, rank, self._planned, action, arguments))
+        heappush(self._due, (time_s, rank, self._planned, action, arguments))
 
     def __len__(self) -> int:
         """How much is planned."""
@@ -33,15 +45,33 @@ class VirtualClock:
 
     def run(self) -> None:
         """Let everything happen that is planned, and what is planned meanwhile."""
-        due, pop = self._due, heapq.heappop
-        while due:
-            self.now_s, _, _, action, arguments = pop(due)
+        soon, due = self._soon, self._due
+        while True:
+            while soon:
+                action, arguments = soon.popleft()
+                action(*arguments)
+            if not due:
+                return
+            action, arguments = self._advance()
             action(*arguments)
 
     def step(self) -> bool:
         """Let the next thing happen; False when nothing is planned."""
-        if not self._due:
+        if self._soon:
+            action, arguments = self._soon.popleft()
+        elif self._due:
+            action, arguments = self._advance()
+        else:
             return False
-        self.now_s, _, _, action, arguments = heapq.heappop(self._due)
         action(*arguments)
         return True
+
+    def _advance(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """Go on to the time of what is due first; other news of that time come right after it."""
+        due = self._due
+        self.now_s, rank, _, action, arguments = heappop(due)
+        if rank == NEWS:
+            following = (self.now_s, ARRIVAL)
+            while due and due[0] < following:
+                self._soon.append(heappop(due)[3:])
+        return action, arguments

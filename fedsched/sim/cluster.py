@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -189,17 +189,6 @@ class Transcript:
         return self._sha.hexdigest()
 
 
-class NoTranscript:
-    """Where nobody compares runs; a digest costs as much as the run itself."""
-
-    digest = ""
-
-    def append(self, event: Event, commands: Sequence[Command]) -> None:
-        """Let it go."""
-
-
-_CALLS_FOR_A_DECISION = (JobAssigned, CancelRequested, NodeChanged, NodeLost)
-_SETTLES = (JobStarted, JobScaled, ScaleFailed)
 _PLANNED_ENDS = (Reason.FINISHED, Reason.PREEMPTED)
 """The one calls for a decision when it is written, the other follows from a decision."""
 
@@ -209,7 +198,7 @@ class SimulatedCluster:
 
     Args:
         over: hears of each job that has ended.
-        journal: of every step.
+        journal: of every step; a digest costs as much as the run itself, so None where nobody compares runs.
         check: look at all invariants after every event.
     """
 
@@ -221,13 +210,14 @@ class SimulatedCluster:
         speeds: SpeedModel,
         over: Callable[[SimulatedJob, JobStatus], None],
         *,
-        journal: Recorder,
+        journal: Recorder | None,
         check: bool = False,
     ) -> None:
         self.name = setup.name
         self._clock = clock
         self._setup = setup
         self._rules = rules
+        self._exact = rules.clock == "exact"
         self._over = over
         self._journal = journal
         self._check = check
@@ -311,7 +301,7 @@ class SimulatedCluster:
         self._truth[spec.job_id] = job
         self._ledger.jobs[spec.job_id] = (spec, status)
         self._tell(JobAssigned(now_s, spec, status))
-        if self._rules.clock == "slots":
+        if not self._exact:
             self._call_slot()
 
     # --- time
@@ -358,37 +348,42 @@ class SimulatedCluster:
     # --- events
 
     def _post(self, event: Event) -> None:
-        self._clock.after(0.0, self._tell, event)
+        self._clock.soon(self._tell, event)
 
     def _tell(self, event: Event) -> None:
         if self._loop is None:
             return
         self._loop.step(event)
-        if self._rules.clock == "exact":
-            self._watch(event)
+        if self._exact:
+            watch = _WATCHED.get(type(event))
+            if watch is not None:
+                watch(self, event)
 
-    def _watch(self, event: Event) -> None:
-        """Whether this event calls for a decision."""
-        kind = type(event)
-        if kind is PolicyDecided:
-            ranking = event.decision.ranking  # type: ignore[union-attr]
-            if ranking is not None:
-                self._hears_of_starts = ranking.rerank == "all"
-                self._review_s = ranking.review_s
-                if ranking.review_s is not None:
-                    self._clock.at(ranking.review_s, self._review, ranking.review_s, rank=ARRIVAL)
-        elif (
-            kind in _CALLS_FOR_A_DECISION
-            or (kind in _SETTLES and self._hears_of_starts)
-            or (kind is JobExited and event.reason not in _PLANNED_ENDS)  # type: ignore[union-attr]
-        ):
+    def _watch_answer(self, event: PolicyDecided) -> None:
+        ranking = event.decision.ranking
+        if ranking is None:
+            return
+        self._hears_of_starts = ranking.rerank == "all"
+        self._review_s = ranking.review_s
+        if ranking.review_s is not None:
+            self._clock.at(ranking.review_s, self._review, ranking.review_s, rank=ARRIVAL)
+
+    def _watch_change(self, event: Event) -> None:
+        self._call_decision(self._clock.now_s)
+
+    def _watch_settling(self, event: JobStarted | JobScaled | ScaleFailed) -> None:
+        if self._hears_of_starts:
+            self._call_decision(self._clock.now_s)
+
+    def _watch_end(self, event: JobExited) -> None:
+        if event.reason not in _PLANNED_ENDS:
             self._call_decision(self._clock.now_s)
 
     def _answer(self, event: Event) -> None:
         """An answer of the executor."""
         faults = self._setup.faults
         if faults is None:
-            self._clock.after(0.0, self._tell, event)
+            self._clock.soon(self._tell, event)
             return
         for arrival_s in faults.arrivals_s(self._clock.now_s, event):
             self._clock.at(arrival_s, self._tell_now, event)
@@ -401,7 +396,7 @@ class SimulatedCluster:
         job = self._truth.pop(status.job_id)
         self._executor.forget(status.job_id)
         self._over(job, status)
-        if self._rules.clock == "exact":
+        if self._exact:
             self._call_decision(self._clock.now_s)
 
     # --- faults
@@ -435,5 +430,19 @@ class SimulatedCluster:
         for event in missed:
             if isinstance(event, CancelRequested):
                 self._tell_now(event)
-        if self._rules.clock == "exact":
+        if self._exact:
             self._call_decision(self._clock.now_s)
+
+
+_WATCHED: dict[type[Event], Callable[[SimulatedCluster, Any], None]] = {
+    PolicyDecided: SimulatedCluster._watch_answer,
+    JobAssigned: SimulatedCluster._watch_change,
+    CancelRequested: SimulatedCluster._watch_change,
+    NodeChanged: SimulatedCluster._watch_change,
+    NodeLost: SimulatedCluster._watch_change,
+    JobStarted: SimulatedCluster._watch_settling,
+    JobScaled: SimulatedCluster._watch_settling,
+    ScaleFailed: SimulatedCluster._watch_settling,
+    JobExited: SimulatedCluster._watch_end,
+}
+"""With the exact clock: which events call for a decision, or say when the next one is due."""

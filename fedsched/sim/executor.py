@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import assert_never
+from typing import Any
 
 from fedsched.core.cluster import Node
 from fedsched.core.commands import AdoptJobs, ExecutorCommand, ScaleJob, StartJob, StopJob
@@ -17,23 +16,38 @@ from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
 from fedsched.sim.speeds.costs import Costs, VerbCosts
 
 
-@dataclass(slots=True)
 class _Running:
-    job: SimulatedJob
-    attempt: int
-    placement: Placement
-    epochs: float
-    """Done up to `since_s`."""
-    since_s: float
-    costs: VerbCosts
-    setting: Setting
-    training: bool = False
-    busy: bool = False
-    """Starts, resizes or stops."""
-    sought: bool = False
-    """A new agent asks for it; it is told once what is in progress is done."""
-    version: int = 0
-    """Grows with every change, so that what was planned before it is void."""
+    """One attempt of a job that has tasks."""
+
+    __slots__ = (
+        "attempt", "busy", "costs", "epochs", "job", "placement", "setting", "since_s", "sought", "training", "version"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        job: SimulatedJob,
+        attempt: int,
+        placement: Placement,
+        epochs: float,
+        since_s: float,
+        costs: VerbCosts,
+        setting: Setting,
+    ) -> None:
+        self.job = job
+        self.attempt = attempt
+        self.placement = placement
+        self.epochs = epochs
+        """Done up to `since_s`."""
+        self.since_s = since_s
+        self.costs = costs
+        self.setting = setting
+        self.training = False
+        self.busy = True
+        """Starts, resizes or stops."""
+        self.sought = False
+        """A new agent asks for it; it is told once what is in progress is done."""
+        self.version = 0
+        """Grows with every change, so that what was planned before it is void."""
 
 
 class SimulatedExecutor:
@@ -74,24 +88,22 @@ class SimulatedExecutor:
         self._jobs: dict[JobId, _Running] = {}
         self._checkpoints: dict[JobId, float] = {}
         self._obeyed = (0, 0)
-        self._accelerators = {node.accelerator for node in nodes.values()}
+        kinds = {node.accelerator for node in nodes.values()}
+        self._accelerator = kinds.pop() if len(kinds) == 1 else None
+        """Of all nodes; None if they differ."""
+        self._verbs: dict[type[ExecutorCommand], Callable[[Any], None]] = {
+            StartJob: self._start,
+            ScaleJob: self._scale,
+            StopJob: self._stop,
+            AdoptJobs: self._adopt,
+        }
 
     def submit(self, command: ExecutorCommand) -> None:
         """Begin to carry an order out; one of an older term, or one seen before, is ignored."""
         if (command.term, command.seq) <= self._obeyed:
             return
         self._obeyed = (command.term, command.seq)
-        match command:
-            case StartJob():
-                self._start(command)
-            case ScaleJob():
-                self._scale(command)
-            case StopJob():
-                self._stop(command)
-            case AdoptJobs():
-                self._adopt(command)
-            case _:
-                assert_never(command)
+        self._verbs[type(command)](command)
 
     def report(self) -> list[ProgressReported]:
         """The progress of every job that trains."""
@@ -111,17 +123,19 @@ class SimulatedExecutor:
         self._checkpoints.pop(job_id, None)
 
     def _start(self, command: StartJob) -> None:
-        job = self._truth[command.spec.job_id]
-        costs = self._costs.of(command.spec.job_type)
-        done = self._checkpoints.get(command.spec.job_id, 0.0)
-        running = _Running(
-            job, command.attempt, command.placement, done, self._clock.now_s, costs, self._setting(command.placement)
+        job_id, placement = command.spec.job_id, command.placement
+        running = self._jobs[job_id] = _Running(
+            self._truth[job_id],
+            command.attempt,
+            placement,
+            self._checkpoints.get(job_id, 0.0),
+            self._clock.now_s,
+            self._costs.of(command.spec.job_type),
+            self._setting(placement),
         )
-        self._jobs[command.spec.job_id] = running
         if self._crowded:
-            self._disturb(command.placement)
-        running.busy = True
-        self._later(running, costs.start_s, self._started)
+            self._disturb(placement)
+        self._later(running, running.costs.start_s, self._started)
 
     def _started(self, running: _Running) -> None:
         self._train(running)
@@ -171,12 +185,13 @@ class SimulatedExecutor:
             self._post(JobAdopted(self._clock.now_s, job_id, running.attempt, running.placement))
 
     def _setting(self, placement: Placement) -> Setting:
+        accelerator, neighbours = self._accelerator, 0
         names = {entry.node for entry in placement}
-        kinds = self._accelerators
-        if len(kinds) > 1:
-            kinds = {self._nodes[name].accelerator for name in names if name in self._nodes}
-        neighbours = self._neighbours(names) - len(placement) if self._crowded else 0
-        return Setting(allocation_of(placement), min(kinds, default=""), len(names), max(0, neighbours))
+        if accelerator is None:
+            accelerator = min((self._nodes[name].accelerator for name in names if name in self._nodes), default="")
+        if self._crowded:
+            neighbours = max(0, self._neighbours(names) - len(placement))
+        return Setting(allocation_of(placement), accelerator, len(names), neighbours)
 
     def _neighbours(self, names: set[NodeName]) -> int:
         return sum(entry.node in names for running in self._jobs.values() for entry in running.placement)
@@ -229,7 +244,7 @@ class SimulatedExecutor:
 
     def _later(self, running: _Running, delay_s: float, action: Callable[..., None], *arguments: object) -> None:
         """Plan the job's next change; it is dropped if another change comes first."""
-        self._clock.after(delay_s, self._act, running, running.version, action, arguments)
+        self._clock.at(self._clock.now_s + delay_s, self._act, running, running.version, action, arguments)
 
     def _act(
         self, running: _Running, planned_at: int, action: Callable[..., None], arguments: tuple[object, ...]

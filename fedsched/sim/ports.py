@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from fedsched.core.job import Allocation, JobSpec
+from fedsched.core.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedJob:
+class SimulatedJob(Record, frozen=True):
     """A job and what nobody knows beforehand. `spec.submitted_s` is its arrival in virtual seconds."""
 
     spec: JobSpec
@@ -22,8 +21,7 @@ class SimulatedJob:
     """What must be moved before it can start in another cluster than `origin`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Record, frozen=True):
     """All that a job's speed depends on while its tasks stay as they are."""
 
     allocation: Allocation

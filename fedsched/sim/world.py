@@ -13,7 +13,7 @@ from fedsched.errors import InvalidInput
 from fedsched.learn.learner import ClusterLearner
 from fedsched.runtime.loop import Observer
 from fedsched.sim.clock import ARRIVAL, VirtualClock
-from fedsched.sim.cluster import NoTranscript, Rules, Setup, SimulatedCluster, Transcript
+from fedsched.sim.cluster import Rules, Setup, SimulatedCluster, Transcript
 from fedsched.sim.faults import Faults
 from fedsched.sim.ports import SimulatedJob, SpeedModel
 from fedsched.sim.routing import Router
@@ -68,7 +68,7 @@ class World:
         self._jobs: Iterator[SimulatedJob] = iter(jobs)
         self._transfer_gib_per_s = transfer_gib_per_s
         self._over = over
-        self._journal: Transcript | NoTranscript = Transcript() if transcribe else NoTranscript()
+        self._journal = Transcript() if transcribe else None
         self.clusters: dict[ClusterName, SimulatedCluster] = {
             setup.name: SimulatedCluster(
                 self.clock, setup, rules, speeds, self._end, journal=self._journal, check=check
@@ -91,7 +91,7 @@ class World:
     @property
     def digest(self) -> str:
         """Of the run's whole story, event by event: equal digests, equal runs. Empty without a transcript."""
-        return self._journal.digest
+        return self._journal.digest if self._journal is not None else ""
 
     @property
     def slots(self) -> int:

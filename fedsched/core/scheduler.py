@@ -296,9 +296,7 @@ class Scheduler:
         state, time_s = self.state, event.time_s
         commands: list[Command] = []
         if state.slot >= 0:
-            progress = self._measure(time_s)
-            if not state.config.ranked:  # a discipline learns nothing
-                commands.append(RewardSlot(state.slot, progress))
+            commands.append(self._measure(time_s))
         if state.progressed:
             for job in state.pick(state.progressed):
                 job.slot_epochs = job.status.progress.epochs
@@ -312,7 +310,7 @@ class Scheduler:
             commands += self._decide(time_s)
         return commands
 
-    def _measure(self, time_s: float) -> tuple[tuple[JobId, float], ...]:
+    def _measure(self, time_s: float) -> RewardSlot:
         """Close the slot: what each job did in it, and how fast it was with what it held."""
         state = self.state
         elapsed_s = time_s - state.slot_started_s
@@ -328,7 +326,7 @@ class Scheduler:
                 kind = self._kind_under(job.status.placement)
                 job.speeds.pop((size, kind), None)
                 job.speeds[size, kind] = SpeedSample(size.workers, size.ps, done / elapsed_s, kind)
-        return tuple(sorted(progress))
+        return RewardSlot(state.slot, tuple(sorted(progress)))
 
     def _kind_under(self, placement: Placement) -> str:
         """Accelerator type of the nodes that tasks run on; empty if they differ."""

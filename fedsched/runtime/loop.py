@@ -103,12 +103,13 @@ class Loop:
                 records.append(command)
             else:
                 orders.append(command)  # type: ignore[arg-type]
+        if not records and not self._steps:
+            self._give(orders)
+            return
         self._ticket = ticket = self._ticket + 1
         self._steps[ticket] = _Step(orders, confirmed=not records)
         if records:
             self.ledger.save(ticket, records)
-        else:
-            self._release()
 
     def confirm(self, ticket: int) -> None:
         """The ledger has written the step's records."""
@@ -128,5 +129,8 @@ class Loop:
         while (step := steps.get(self._oldest)) is not None and step.confirmed:
             del steps[self._oldest]
             self._oldest += 1
-            for order in step.orders:
-                self._act[type(order)](order)
+            self._give(step.orders)
+
+    def _give(self, orders: list[Order]) -> None:
+        for order in orders:
+            self._act[type(order)](order)

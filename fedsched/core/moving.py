@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedsched.core.choosing import Footprint
 from fedsched.core.ids import NodeName
-from fedsched.core.job import JobSpec, Placement, Role, TaskPlacement, task_name
-from fedsched.core.resources import Resources
+from fedsched.core.job import Placement, Role, TaskPlacement, task_name
+from fedsched.core.resources import OVERDRAWN
 from fedsched.core.state import LiveJob
 
-Free = dict[NodeName, Resources]
+Free = dict[NodeName, int]
+"""Amount by node."""
 
 
-def stuck(jobs: Sequence[LiveJob], free: Mapping[NodeName, Resources]) -> list[LiveJob]:
+def stuck(jobs: Sequence[LiveJob], free: Mapping[NodeName, int]) -> list[LiveJob]:
     """Those of `jobs` that wait for each other and not for anybody who is on the way already.
 
     Args:
         jobs: running ones that want other places and have found no room beside their own.
-        free: of each node that takes tasks, what is free once all orders in flight are done.
+        free: of each node that takes tasks, the amount that is free once all orders in flight are done.
 
     Returns:
         Nobody where stopping them would not help: what they want is more than there is.
@@ -33,8 +35,8 @@ def stuck(jobs: Sequence[LiveJob], free: Mapping[NodeName, Resources]) -> list[L
         left = len(waiting)
         waiting = [job for job in waiting if not _moves(job, room)]
     for job in waiting:
-        _give(room, _leaving(job), job.spec)
-    return waiting if all(_take(room, _added(job), job.spec) for job in waiting) else []
+        _give(room, _leaving(job))
+    return waiting if all(_take(room, _added(job)) for job in waiting) else []
 
 
 def renumbered(placement: Placement) -> Placement:
@@ -48,34 +50,30 @@ def renumbered(placement: Placement) -> Placement:
 
 def _moves(job: LiveJob, room: Free) -> bool:
     """Whether the job finds room beside its own; then it has left its old places, too."""
-    if not _take(room, _added(job), job.spec):
+    if not _take(room, _added(job)):
         return False
-    _give(room, _leaving(job), job.spec)
+    _give(room, _leaving(job))
     return True
 
 
-def _added(job: LiveJob) -> Placement:
-    return tuple(entry for entry in job.target if entry not in job.status.placement)
+def _added(job: LiveJob) -> Footprint:
+    return job.footprint_of(tuple(entry for entry in job.target if entry not in job.status.placement))
 
 
-def _leaving(job: LiveJob) -> Placement:
-    return tuple(entry for entry in job.status.placement if entry not in job.target)
+def _leaving(job: LiveJob) -> Footprint:
+    return job.footprint_of(tuple(entry for entry in job.status.placement if entry not in job.target))
 
 
-def _take(room: Free, tasks: Placement, spec: JobSpec) -> bool:
+def _take(room: Free, footprint: Footprint) -> bool:
     """All or nothing."""
-    after: Free = {}
-    for entry in tasks:
-        free = after.get(entry.node, room.get(entry.node))
-        demand = spec.demand(entry.role)
-        if free is None or not demand.fits_in(free):
-            return False
-        after[entry.node] = free - demand
+    after = {name: room.get(name, -1) - amount for name, amount in footprint}
+    if any(left & OVERDRAWN for left in after.values()):
+        return False
     room.update(after)
     return True
 
 
-def _give(room: Free, tasks: Placement, spec: JobSpec) -> None:
-    for entry in tasks:
-        if entry.node in room:
-            room[entry.node] = room[entry.node] + spec.demand(entry.role)
+def _give(room: Free, footprint: Footprint) -> None:
+    for name, amount in footprint:
+        if name in room:
+            room[name] += amount

@@ -31,7 +31,7 @@ from fedsched.core.events import (
     SlotStarted,
     TermTaken,
 )
-from fedsched.core.ids import JobId, stream
+from fedsched.core.ids import stream
 from fedsched.core.job import (
     ACTIVE,
     TERMINAL,
@@ -519,7 +519,7 @@ class Scheduler:
     def _let_out(self, time_s: float, jobs: list[LiveJob]) -> list[Command]:
         """Stop those of these jobs that wait for each other's places; they start again in their new ones."""
         state = self.state
-        free = {name: room for name, room in state.free_once_settled().items() if state.nodes[name].schedulable}
+        free = {name: amount for name, amount in state.free_once_settled().items() if state.nodes[name].schedulable}
         commands: list[Command] = []
         for job in stuck(jobs, free):
             target = renumbered(job.target)

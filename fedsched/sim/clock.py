@@ -41,7 +41,7 @@ class VirtualClock:
 
     def __len__(self) -> int:
         """How much is planned."""
-        return len(self._due)
+        return len(self._due) + len(self._soon)
 
     def run(self) -> None:
         """Let everything happen that is planned, and what is planned meanwhile."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
+from fedsched.cli.train_set import train_set
 
 if TYPE_CHECKING:
     from fedsched.sim.teaching import Recipe
@@ -296,3 +297,6 @@ def _options(recipe: Recipe, episodes: int) -> str:
     }
     told = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
     return f"{told} {'--exploration' if learning.exploration else '--no-exploration'}"
+
+
+app.command("set")(train_set)

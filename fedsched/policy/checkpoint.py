@@ -18,11 +18,20 @@ from safetensors.numpy import save as save_tensors
 
 from fedsched.errors import CorruptCheckpoint
 from fedsched.files import write_whole
-from fedsched.policy.dl2 import ROWS, TYPES, Arrays, Shape, problem_with
+from fedsched.policy import dl2
+from fedsched.policy import set as set_policy
+from fedsched.policy.dl2 import Arrays
 
-FORMAT = "fedsched/dl2/1"
-BUILTIN = Path(__file__).parent / "checkpoints" / "dl2-v1.safetensors"
-"""The weights that ship with the package."""
+FOLDER = Path(__file__).parent / "checkpoints"
+BUILTIN = FOLDER / "dl2-v1.safetensors"
+"""DL2's weights that ship with the package."""
+BUILTIN_SET = FOLDER / "set-v1.safetensors"
+"""Those of the policy `set`."""
+SHAPES: dict[str, type[dl2.Shape] | type[set_policy.Shape]] = {
+    dl2.Shape.FORMAT: dl2.Shape,
+    set_policy.Shape.FORMAT: set_policy.Shape,
+}
+"""What weights may be of, by the format that their file names."""
 
 HINT = "restore it from a backup, use the built-in weights (checkpoint: builtin), or run: fedsched train supervised"
 
@@ -71,7 +80,8 @@ class Checkpoint:
     """Weights, their shape and their story."""
 
     arrays: Arrays
-    shape: Shape
+    shape: Any
+    """One of `SHAPES`: that of the policy which the weights are for."""
     made: Made
 
     @property
@@ -82,11 +92,8 @@ class Checkpoint:
     def to_bytes(self) -> bytes:
         """The file's contents; the same checkpoint always gives the same bytes."""
         card = {
-            "format": FORMAT,
-            "window": self.shape.window,
-            "hidden": list(self.shape.hidden),
-            "rows": ROWS,
-            "types": TYPES,
+            **self.shape.card(),
+            "format": self.shape.FORMAT,
             "digest": self.digest,
             "made": dict(self.made),
         }
@@ -124,15 +131,15 @@ def from_bytes(data: bytes, origin: str = "received checkpoint") -> Checkpoint:
     try:
         arrays = load_tensors(data)
         card = _card(data)
-        shape = Shape(int(card["window"]), tuple(int(width) for width in card["hidden"]))
+        shape = SHAPES[card["format"]].of_card(card)
         made, promised = dict(card["made"]), str(card["digest"])
     except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as problem:
         raise CorruptCheckpoint(
             f"{origin} is no whole checkpoint ({type(problem).__name__}: {problem}); "
-            f"expected a safetensors file of format {FORMAT}",
+            f"expected a safetensors file of format {' or '.join(SHAPES)}",
             HINT,
         ) from problem
-    problem_found = problem_with(arrays, shape)
+    problem_found = shape.problem_with(arrays)
     if problem_found:
         raise CorruptCheckpoint(f"{origin} does not match its own schema: {problem_found}", HINT)
     actual = digest(arrays)
@@ -144,6 +151,6 @@ def from_bytes(data: bytes, origin: str = "received checkpoint") -> Checkpoint:
 def _card(data: bytes) -> dict[str, Any]:
     """The metadata, verified."""
     card = unsealed(data)
-    if card["format"] != FORMAT or card["rows"] != ROWS or card["types"] != TYPES:
-        raise ValueError(f"made for {card['format']} with {card['rows']} rows and types {card['types']}")
+    if card["format"] not in SHAPES:
+        raise ValueError(f"made for {card['format']}")
     return card

@@ -29,7 +29,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,8 @@ WORKER, PS, BUNDLE = range(3)
 class Shape:
     """Sizes that weights must agree on."""
 
+    FORMAT: ClassVar[str] = "fedsched/dl2/1"
+    """Of checkpoint files."""
     window: int = 20
     """J: how many jobs the policy sees at once."""
     hidden: tuple[int, ...] = (80, 80)
@@ -80,6 +82,26 @@ class Shape:
                 result[f"{network}.{index}.weight"] = (sizes[index + 1], sizes[index])
                 result[f"{network}.{index}.bias"] = (sizes[index + 1],)
         return dict(sorted(result.items()))
+
+    def card(self) -> dict[str, Any]:
+        """What a checkpoint file says of the shape."""
+        return {"window": self.window, "hidden": list(self.hidden), "rows": ROWS, "types": TYPES}
+
+    @classmethod
+    def of_card(cls, card: Mapping[str, Any]) -> Shape:
+        """The shape that `card` told of.
+
+        Raises:
+            ValueError: it is of another state than this policy sees.
+            KeyError, TypeError: it is no card.
+        """
+        if card["rows"] != ROWS or card["types"] != TYPES:
+            raise ValueError(f"made for {card['rows']} rows and types {card['types']}")
+        return cls(int(card["window"]), tuple(int(width) for width in card["hidden"]))
+
+    def problem_with(self, arrays: Arrays) -> str:
+        """What keeps these from being weights of this shape: one sentence, empty if nothing does."""
+        return problem_with(arrays, self)
 
 
 # --- State -------------------------------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from fedsched.config import PolicyConfig
 from fedsched.core.decision import Policy
+from fedsched.errors import CorruptCheckpoint
 from fedsched.policy import checkpoint, plugins
-from fedsched.policy.dl2 import DL2
+from fedsched.policy.dl2 import DL2, Shape
+from fedsched.policy.set import Set, SetOptions
+from fedsched.policy.set import Shape as SetShape
 
 if TYPE_CHECKING:
     from fedsched.policy.learned_speed import LearnedSpeed
@@ -35,6 +38,8 @@ def make(config: PolicyConfig) -> Policy:
         return make_dl2(config)
     if config.name == LEARNED_SPEED:
         return make_learned_speed(config)
+    if config.name == Set.name:
+        return make_set(config)
     return plugins.make(config.name, config.options)
 
 
@@ -45,7 +50,7 @@ def make_dl2(config: PolicyConfig) -> DL2:
         CorruptCheckpoint: the weights cannot be used.
     """
     path = checkpoint.BUILTIN if config.checkpoint == "builtin" else Path(config.checkpoint)
-    first = checkpoint.load(path)
+    first = _load(path, DL2.name, Shape)
     return DL2(first.arrays, shape=first.shape, seed=config.seed, explore=config.explore)
 
 
@@ -65,3 +70,27 @@ def make_learned_speed(config: PolicyConfig) -> LearnedSpeed:
     if not config.explore:
         options = options.model_copy(update={"explore": 0.0})
     return LearnedSpeed(options, speed_checkpoint.load(path).statistics, version=1)
+
+
+def make_set(config: PolicyConfig) -> Set:
+    """The policy `set` with the configured weights; see `make_dl2`.
+
+    Raises:
+        CorruptCheckpoint: the weights cannot be used.
+        InvalidConfiguration: its options are wrong.
+    """
+    path = checkpoint.BUILTIN_SET if config.checkpoint == "builtin" else Path(config.checkpoint)
+    first = _load(path, Set.name, SetShape)
+    options = plugins.options_of(config.name, config.options)
+    assert isinstance(options, SetOptions)
+    return Set(first.arrays, shape=first.shape, seed=config.seed, explore=config.explore, options=options)
+
+
+def _load(path: Path, name: str, shape: type[Shape] | type[SetShape]) -> checkpoint.Checkpoint:
+    found = checkpoint.load(path)
+    if not isinstance(found.shape, shape):
+        raise CorruptCheckpoint(
+            f"checkpoint {path} holds weights of format {found.shape.FORMAT}; policy {name} expected {shape.FORMAT}",
+            "name a checkpoint of this policy, or the policy that the checkpoint is for",
+        )
+    return found

@@ -21,7 +21,7 @@ from fedsched.sim.speeds.config import AnalyticConfig
 SLOT_S = 1200.0
 SIZES = ((40, 80), (200, 500))
 """Jobs that are there in every slot, and servers."""
-POLICIES = ("learned_speed", "dl2", "drf")
+POLICIES = ("learned_speed", "set", "dl2", "drf")
 WARM_UP_SLOTS = 20
 """Not counted: all jobs have just come then, and policies with a memory fill it."""
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from fedsched.cli.train import supervised
+from fedsched.config import PolicyConfig
 from fedsched.errors import CorruptCheckpoint
-from fedsched.policy import checkpoint
+from fedsched.policy import checkpoint, registry
+from fedsched.policy import set as set_policy
 from fedsched.policy.checkpoint import Checkpoint, from_bytes, load
 from fedsched.policy.dl2 import Shape, initial
 
@@ -78,3 +80,33 @@ def test_the_shipped_weights_say_how_to_make_them() -> None:
         f"fedsched train supervised --teacher {defaults['teacher'].value} --seed {defaults['seed']} "
         f"--steps {defaults['steps']} --scenarios {defaults['scenarios']} --held-out {defaults['held_out']} FILE"
     )
+
+
+def test_weights_of_the_set_policy_come_back_too_and_are_verified_alike(tmp_path: Path) -> None:
+    """Both learned policies share one format, one digest and one server."""
+    shape = set_policy.Shape(width=8, rows=4)
+    good = Checkpoint(set_policy.initial(shape, 0), shape, {"seed": 0})
+    path = tmp_path / "set.safetensors"
+    good.save(path)
+    back = load(path)
+    assert (back.shape, back.made, back.digest) == (shape, good.made, good.digest)
+    short = Checkpoint({**good.arrays, "policy.ps.bias": np.zeros(5, dtype=np.float32)}, shape, {})
+    with pytest.raises(CorruptCheckpoint, match=r"policy\.ps\.bias has shape \(5,\)"):
+        from_bytes(short.to_bytes())
+
+
+@pytest.mark.parametrize(("policy", "others"), [("dl2", checkpoint.BUILTIN_SET), ("set", checkpoint.BUILTIN)])
+def test_weights_of_another_policy_are_refused(policy: str, others: Path) -> None:
+    """A path mixed up in a configuration must not start an agent that cannot decide."""
+    config = PolicyConfig.model_validate({"name": policy, "checkpoint": str(others)})
+    with pytest.raises(CorruptCheckpoint, match=f"policy {policy} expected fedsched/{policy}/1"):
+        registry.make(config)
+
+
+def test_the_set_policys_shipped_weights_say_how_they_were_made() -> None:
+    """Nobody has to trust a binary."""
+    shipped = load(checkpoint.BUILTIN_SET)
+    assert shipped.shape == set_policy.Shape()
+    assert str(shipped.made["command"]).startswith("fedsched train set ")
+    assert {"seed", "slots", "cpu_s", "validation_jct_slots"} <= set(shipped.made)
+    assert checkpoint.BUILTIN_SET.stat().st_size < 1_000_000

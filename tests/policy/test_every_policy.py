@@ -16,9 +16,11 @@ from fedsched.core.placement import TentativePlacement
 from fedsched.core.resources import Resources
 from fedsched.policy import checkpoint, guardrail, plugins
 from fedsched.policy.dl2 import DL2, Shape, initial
+from fedsched.policy.set import Set
 from tests.policy.observations import observations
 
 BUILTIN = checkpoint.load(checkpoint.BUILTIN)
+SET = checkpoint.load(checkpoint.BUILTIN_SET)
 SMALL = Shape(window=2, hidden=(8,))
 
 
@@ -29,6 +31,10 @@ def fresh(name: str) -> Policy:
         return DL2(BUILTIN.arrays, shape=BUILTIN.shape, explore=False)
     if name == "dl2-small-window":
         return DL2(initial(SMALL, 0), shape=SMALL)
+    if name == "set":
+        return Set(SET.arrays, shape=SET.shape, seed=3)
+    if name == "set-greedy":
+        return Set(SET.arrays, shape=SET.shape, explore=False)
     return plugins.make(name.partition("-")[0], OPTIONS.get(name, {}))
 
 
@@ -42,7 +48,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 # Those that must be told true speeds: tests/policy/test_oracle_greedy.py.
 TOLD = {"oracle_greedy", "lower_bound"}
 USUAL = [name for name in plugins.available() if not name.startswith("dl2_") and name not in TOLD]
-NAMES = sorted({*USUAL, *OPTIONS, "dl2-greedy", "dl2-small-window"})
+NAMES = sorted({*USUAL, *OPTIONS, "dl2-greedy", "dl2-small-window", "set-greedy"})
 every_policy = pytest.mark.parametrize("name", NAMES)
 
 

@@ -32,6 +32,7 @@ PROMISED = [
     "lower_bound",
     "optimus",
     "oracle_greedy",
+    "set",
     "sjf",
     "srsf",
     "srtf",

@@ -1,0 +1,331 @@
+"""Trains the `set` policy: it imitates a teacher, then improves on what its own slots bring, and must do no harm.
+
+Training runs in the light environment of `fluid.py`, on many clusters of drawn sizes at once, crowded and empty ones,
+because a policy that never saw small allocations has no idea what they are worth. Some jobs are shown without their
+type, so that it learns what to do with types that it does not know.
+
+An improvement counts if clusters that are not trained on say so: every few steps they are run, and where the policy got
+worse it goes back to the best weights so far, at half the learning rate. So the last weights are never far from the
+best ones; both are reported. Claims are made elsewhere, in the world and on jobs that neither training nor this saw.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from random import Random
+
+import torch
+
+from fedsched.core.decision import Policy
+from fedsched.core.ids import JobId, stream
+from fedsched.core.resources import Resources, total
+from fedsched.learn.clipped import Improved, Improver, Lived, Paces
+from fedsched.learn.imitation import Lesson, imitate, lesson
+from fedsched.policy.checkpoint import Checkpoint
+from fedsched.policy.set import UNKNOWN, Array, Set, SetOptions, Shape, initial
+from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.fluid import Fluid, Pool
+from fedsched.sim.ports import SpeedModel, Workload
+
+Tell = Callable[[str], None]
+SEED_STRIDE = 1_000_000
+TRAINING_SEEDS = 1_000
+"""Workloads are drawn from this seed on; those below are for validation and for whoever makes claims."""
+VALIDATION_SEEDS = (900, 901, 902)
+VALIDATION_SIZES = (1.0, 0.16, 0.08)
+"""Clusters that training is judged on, as shares of the declared one."""
+SIZES = (0.06, 1.1)
+"""Clusters that are trained on, likewise; drawn evenly by their logarithm."""
+TEACHER_SIZES = (1.0, 0.16, 0.08, 0.3, 0.12)
+"""Clusters that a teacher learns speeds on, likewise."""
+HIDDEN_SHARE = 0.03
+"""Of the jobs that are shown without their type."""
+HARM = 0.003
+"""By how much more than before jobs may take, as a fraction, before an improvement counts as none."""
+DEVIATION = -1.0
+"""Logarithm of the urgencies' deviation when improvement begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What is trained on."""
+
+    capacity: Resources
+    workload: Workload
+    speeds: SpeedModel
+    slot_length_s: float
+
+    @classmethod
+    def of(cls, experiment: ExperimentConfig) -> Ground:
+        """The experiment's jobs and speeds on clusters of the size of its first one, and of parts of it."""
+        capacity = total([node.capacity for node in experiment.clusters[0].all_nodes()])
+        return cls(capacity, experiment.jobs(), experiment.speed_model(0), experiment.slot_length_s)
+
+    def part(self, share: float) -> Resources:
+        """So much of the cluster."""
+        whole = self.capacity
+        return Resources(
+            round(whole.cpu_milli * share), round(whole.memory_mib * share), round(whole.gpu_milli * share)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how fast it learns."""
+
+    seed: int = 0
+    environments: int = 16
+    """Clusters that run beside each other."""
+    slots: int = 64
+    """That each of them runs before the policy learns from them."""
+    lessons: int = 8
+    """Rounds of imitation; 0: none, it starts from weights that know nothing."""
+    passes: int = 4
+    """Over all lessons so far, after each round; three times as many after the last."""
+    imitation_rate: float = 1e-3
+    improvements: int = 60
+    improvement_rate: float = 2e-4
+    check_every: int = 10
+    """Improvements between two validations."""
+    value_warm_up: int = 3
+    """Rounds in which only the value network learns, because the policy must not follow its first errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point of the learning curve."""
+
+    stage: str
+    slots: int
+    cpu_s: float
+    jct_slots: tuple[float, ...]
+    """Average completion times of the validation clusters, in slots, in the order of `VALIDATION_SIZES`."""
+
+    @property
+    def score(self) -> float:
+        """Geometric mean; less is better."""
+        return math.exp(sum(math.log(jct) for jct in self.jct_slots) / len(self.jct_slots))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """What came of it."""
+
+    last: Checkpoint
+    best: Checkpoint
+    curve: tuple[Mark, ...]
+
+
+def train(
+    ground: Ground,
+    plan: Plan,
+    *,
+    teacher: Callable[[], Policy] | None,
+    options: SetOptions,
+    command: str,
+    tell: Tell = lambda _: None,
+) -> Trained:
+    """Train and judge. The same arguments give the same checkpoints, byte for byte.
+
+    Args:
+        ground: what is trained on.
+        plan: how long; `lessons` need a teacher.
+        teacher: makes a new teacher for each cluster; None: improvement starts from weights that know nothing.
+        options: that the policy decides with, in training as later.
+        command: what a user types for this; it goes into the checkpoint.
+        tell: hears how it goes.
+    """
+    return _Training(ground, plan, options, tell).run(teacher, command)
+
+
+def speed_teacher(ground: Ground, tell: Tell = lambda _: None) -> Callable[[], Policy]:
+    """Makes teachers that have learned the ground's speeds as `learned_speed` does: from progress that they saw."""
+    from fedsched.core.speeds import SpeedStatistics
+    from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
+
+    statistics = SpeedStatistics()
+    for number, share in enumerate(TEACHER_SIZES):
+        learning = LearnedSpeed(LearnedSpeedOptions(), statistics)
+        jobs = ground.workload.draw(TRAINING_SEEDS + number)
+        jct_s = Fluid(ground.part(share), jobs, ground.speeds, ground.slot_length_s).run(learning)
+        statistics = statistics.merged([learning.observed])
+        tell(f"the teacher learns on {share:g} of the cluster: average JCT {jct_s / ground.slot_length_s:.2f} slots")
+    # Nobody ages at the teacher's: that is a rule of the student's own.
+    frozen = LearnedSpeedOptions(explore=0.0, learn=False, patience_slots=1_000_000)
+    return lambda: LearnedSpeed(frozen, statistics)
+
+
+class _Episode:
+    """One cluster with its jobs, its teacher and what it remembers of paces."""
+
+    def __init__(self, fluid: Fluid, teacher: Policy | None) -> None:
+        self.fluid = fluid
+        self.teacher = teacher
+
+
+@dataclass
+class _Training:
+    ground: Ground
+    plan: Plan
+    options: SetOptions
+    tell: Tell
+    slots: int = 0
+    curve: list[Mark] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._begun_s = time.process_time()
+        self._chance: Random = stream(self.plan.seed, "set/training")
+        self._shape = Shape()
+        self._paces = Paces()
+        self._drawn = 0
+
+    def run(self, teacher: Callable[[], Policy] | None, command: str) -> Trained:
+        plan = self.plan
+        improver = Improver(initial(self._shape, plan.seed), learning_rate=plan.imitation_rate, seed=plan.seed)
+        lessons = self._imitate(improver, teacher) if teacher is not None and plan.lessons else 0
+        best = self._mark("imitation" if lessons else "start", improver.arrays()), improver.arrays()
+        best, last = self._improve(improver.arrays(), best)
+        made: dict[str, str | int | float] = {
+            "command": command,
+            "seed": plan.seed,
+            "lessons": lessons,
+            "slots": self.slots,
+            "cpu_s": round(time.process_time() - self._begun_s),
+            "torch": version("torch").split("+")[0],
+            "numpy": version("numpy"),
+        }
+        return Trained(
+            Checkpoint(last, self._shape, {**made, **_told(self.curve[-1])}),
+            Checkpoint(best[1], self._shape, {**made, **_told(best[0])}),
+            tuple(self.curve),
+        )
+
+    # --- imitation
+
+    def _imitate(self, improver: Improver, teacher: Callable[[], Policy]) -> int:
+        """The teacher decides in the first round, the student in the others; the teacher comments on all of them."""
+        plan, lessons = self.plan, list[Lesson]()
+        episodes = [self._episode(teacher) for _ in range(plan.environments)]
+        for number in range(plan.lessons):
+            student = self._policy(improver.arrays(), 0, explore=False)
+            for index in range(plan.environments):
+                for _ in range(plan.slots):
+                    if episodes[index].fluid.over:
+                        episodes[index] = self._episode(teacher)
+                    lessons.append(_taught(episodes[index], student, teacher_decides=number == 0))
+            self.slots += plan.environments * plan.slots
+            last = number == plan.lessons - 1
+            loss = imitate(improver, lessons, passes=plan.passes * (3 if last else 1))
+            self.tell(f"imitation {number + 1}/{plan.lessons}: {len(lessons)} slots, loss {loss:.3f}, {self._cpu()}")
+        return len(lessons)
+
+    # --- improvement
+
+    def _improve(
+        self, arrays: dict[str, Array], best: tuple[Mark, dict[str, Array]]
+    ) -> tuple[tuple[Mark, dict[str, Array]], dict[str, Array]]:
+        plan, rate = self.plan, self.plan.improvement_rate
+        improver = Improver(arrays, learning_rate=rate, seed=plan.seed)
+        with torch.no_grad():
+            improver.weights["policy.urgency.deviation"].fill_(DEVIATION if plan.lessons else 0.0)
+        episodes = [self._episode(None) for _ in range(plan.environments)]
+        for number in range(plan.value_warm_up):
+            improver.fit_values(self._live(episodes, improver.arrays(), number))
+        for number in range(1, plan.improvements + 1):
+            report = improver.improve(self._live(episodes, improver.arrays(), plan.value_warm_up + number))
+            if number % plan.check_every and number < plan.improvements:
+                continue
+            mark = self._mark(f"improvement {number}", improver.arrays(), report)
+            if mark.score < best[0].score:
+                best = mark, improver.arrays()
+            elif mark.score > best[0].score * (1 + HARM):
+                rate /= 2
+                self.tell(f"worse than before: back to the weights of {best[0].stage}, at rate {rate:.1e}")
+                improver.go_back(best[1], rate)
+                self.curve.append(best[0])
+        return best, improver.arrays()
+
+    def _live(self, episodes: list[_Episode], arrays: dict[str, Array], number: int) -> list[Lived]:
+        """The policy decides the next slots of all clusters, exploring."""
+        plan, lived = self.plan, list[Lived]()
+        for index in range(plan.environments):
+            seed = plan.seed * SEED_STRIDE + number * plan.environments + index
+            policy = self._policy(arrays, seed, explore=True)
+            for _ in range(plan.slots):
+                if episodes[index].fluid.over:
+                    episodes[index] = self._episode(None)
+                fluid = episodes[index].fluid
+                observation = fluid.observe()
+                decision = policy.decide(observation, Pool(observation))
+                (sample,) = policy.last_trace()
+                reward = fluid.live_through(decision)
+                lived.append(Lived(sample, self._paces.rewards(sample, dict(reward.progress))))
+        self.slots += plan.environments * plan.slots
+        return lived
+
+    # --- parts
+
+    def _episode(self, teacher: Callable[[], Policy] | None) -> _Episode:
+        """The next cluster: a drawn size, the next jobs, some of them shown without their type."""
+        self._drawn += 1
+        seed = TRAINING_SEEDS + self.plan.seed * SEED_STRIDE + self._drawn
+        low, high = (math.log(share) for share in SIZES)
+        share = math.exp(low + (high - low) * self._chance.random())
+        jobs = list(self.ground.workload.draw(seed))
+        hidden: dict[JobId, str] = {job.spec.job_id: UNKNOWN for job in jobs if self._chance.random() < HIDDEN_SHARE}
+        ground = self.ground
+        fluid = Fluid(ground.part(share), jobs, ground.speeds, ground.slot_length_s, shown=hidden)
+        return _Episode(fluid, teacher() if teacher is not None else None)
+
+    def _policy(self, arrays: dict[str, Array], seed: int, *, explore: bool) -> Set:
+        return Set(arrays, shape=self._shape, seed=seed, explore=explore, options=self.options)
+
+    def _mark(self, stage: str, arrays: dict[str, Array], report: Improved | None = None) -> Mark:
+        """Run the validation clusters with these weights."""
+        ground = self.ground
+        jct_slots = tuple(
+            sum(
+                Fluid(ground.part(share), ground.workload.draw(seed), ground.speeds, ground.slot_length_s).run(
+                    self._policy(arrays, 0, explore=False)
+                )
+                for seed in VALIDATION_SEEDS
+            )
+            / len(VALIDATION_SEEDS)
+            / ground.slot_length_s
+            for share in VALIDATION_SIZES
+        )
+        mark = Mark(stage, self.slots, time.process_time() - self._begun_s, jct_slots)
+        self.curve.append(mark)
+        average = " / ".join(f"{jct:.2f}" for jct in jct_slots)
+        how = "" if report is None else f", entropy {report.entropy:.2f}, values explain {report.explained:.2f}"
+        self.tell(
+            f"{stage}: average JCT {average} slots on validation clusters, {self.slots} slots{how}, {self._cpu()}"
+        )
+        return mark
+
+    def _cpu(self) -> str:
+        return f"{time.process_time() - self._begun_s:.0f} s CPU"
+
+
+def _taught(episode: _Episode, student: Set, *, teacher_decides: bool) -> Lesson:
+    """One slot of an episode, commented on by the teacher."""
+    assert episode.teacher is not None
+    observation = episode.fluid.observe()
+    decision = student.decide(observation, Pool(observation))
+    (sample,) = student.last_trace()
+    taught = episode.teacher.decide(observation, Pool(observation))
+    episode.fluid.live_through(taught if teacher_decides else decision)
+    return lesson(sample, dict(taught.allocations))
+
+
+def _told(mark: Mark) -> dict[str, str]:
+    """A point of the curve for the checkpoint's story."""
+    sizes = zip(VALIDATION_SIZES, mark.jct_slots, strict=True)
+    return {
+        "stage": mark.stage,
+        "validation_jct_slots": ", ".join(f"{share:g} of the cluster: {jct:.2f}" for share, jct in sizes),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,11 @@ def train_set(
     ] = "scratch",
     seed: Annotated[int, typer.Option(min=0, help="Draws the clusters, the first weights and the batches.")] = 0,
     lessons: Annotated[int, typer.Option(min=0, help="Rounds of imitation, of 1024 slots each.")] = 7,
-    improvements: Annotated[int, typer.Option(min=0, help="Rounds of improvement, of 1024 slots each.")] = 60,
+    improvements: Annotated[int, typer.Option(min=0, help="Rounds of improvement, of 1024 slots each.")] = 30,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Improve on these weights instead of imitating anybody.", show_default=False),
+    ] = None,
     best: Annotated[
         Path | None, typer.Option(help="Also write the weights that were best on validation.", show_default=False)
     ] = None,
@@ -59,8 +64,11 @@ def train_set(
 
     ground = Ground.of(load_experiment(experiment))
     plan = Plan(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
+    first = None if source is None else registry.load_set(source)
     make = None
-    if (teacher, teacher_checkpoint) == ("learned_speed", "scratch"):
+    if first is not None:
+        plan, teacher = replace(plan, lessons=0), "none"
+    elif (teacher, teacher_checkpoint) == ("learned_speed", "scratch"):
         make = speed_teacher(ground, tell)
     elif teacher != "none":
         chosen = {"name": teacher, "checkpoint": teacher_checkpoint.replace("scratch", "builtin"), "explore": False}
@@ -71,12 +79,15 @@ def train_set(
         f"fedsched train set {experiment.name} FILE --teacher {teacher} --teacher-checkpoint {teacher_checkpoint} "
         f"--seed {seed} --lessons {lessons} --improvements {improvements}"
     )
+    if source is not None:
+        command += f" --from {source.name}"
     result = train(
         ground,
         plan,
         teacher=make,
         options=SetOptions(),
         command=command,
+        first=None if first is None else first.arrays,
         tell=tell,
     )
     result.last.save(file)

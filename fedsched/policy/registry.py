@@ -80,10 +80,19 @@ def make_set(config: PolicyConfig) -> Set:
         InvalidConfiguration: its options are wrong.
     """
     path = checkpoint.BUILTIN_SET if config.checkpoint == "builtin" else Path(config.checkpoint)
-    first = _load(path, Set.name, SetShape)
+    first = load_set(path)
     options = plugins.options_of(config.name, config.options)
     assert isinstance(options, SetOptions)
     return Set(first.arrays, shape=first.shape, seed=config.seed, explore=config.explore, options=options)
+
+
+def load_set(path: Path) -> checkpoint.Checkpoint:
+    """Weights of the policy `set`.
+
+    Raises:
+        CorruptCheckpoint: the file cannot be used, or is another policy's.
+    """
+    return _load(path, Set.name, SetShape)
 
 
 def _load(path: Path, name: str, shape: type[Shape] | type[SetShape]) -> checkpoint.Checkpoint:

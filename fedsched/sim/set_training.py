@@ -26,7 +26,7 @@ from fedsched.core.resources import Resources, total
 from fedsched.learn.clipped import Improved, Improver, Lived, Paces
 from fedsched.learn.imitation import Lesson, imitate, lesson
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.set import UNKNOWN, Array, Set, SetOptions, Shape, initial
+from fedsched.policy.set import UNKNOWN, Array, Arrays, Set, SetOptions, Shape, initial
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.fluid import Fluid, Pool
 from fedsched.sim.ports import SpeedModel, Workload
@@ -46,8 +46,8 @@ HIDDEN_SHARE = 0.03
 """Of the jobs that are shown without their type."""
 HARM = 0.003
 """By how much more than before jobs may take, as a fraction, before an improvement counts as none."""
-DEVIATION = -1.0
-"""Logarithm of the urgencies' deviation when improvement begins."""
+IMPROVEMENT_DRAWS = 500_000
+"""Improvement draws its clusters from here on, whatever went before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class Plan:
     """Clusters that run beside each other."""
     slots: int = 64
     """That each of them runs before the policy learns from them."""
-    lessons: int = 8
+    lessons: int = 7
     """Rounds of imitation; 0: none, it starts from weights that know nothing."""
     passes: int = 4
     """Over all lessons so far, after each round; three times as many after the last."""
     imitation_rate: float = 1e-3
-    improvements: int = 60
-    improvement_rate: float = 2e-4
-    check_every: int = 10
+    improvements: int = 30
+    improvement_rate: float = 1e-4
+    check_every: int = 6
     """Improvements between two validations."""
     value_warm_up: int = 3
     """Rounds in which only the value network learns, because the policy must not follow its first errors."""
@@ -127,6 +127,7 @@ def train(
     teacher: Callable[[], Policy] | None,
     options: SetOptions,
     command: str,
+    first: Arrays | None = None,
     tell: Tell = lambda _: None,
 ) -> Trained:
     """Train and judge. The same arguments give the same checkpoints, byte for byte.
@@ -137,9 +138,11 @@ def train(
         teacher: makes a new teacher for each cluster; None: improvement starts from weights that know nothing.
         options: that the policy decides with, in training as later.
         command: what a user types for this; it goes into the checkpoint.
+        first: weights to improve on instead of imitating anybody; with those that an imitation of this seed ended
+            with, the result is the same as of imitation and improvement in one go.
         tell: hears how it goes.
     """
-    return _Training(ground, plan, options, tell).run(teacher, command)
+    return _Training(ground, plan, options, tell).run(teacher, command, first)
 
 
 def speed_teacher(ground: Ground, tell: Tell = lambda _: None) -> Callable[[], Policy]:
@@ -183,10 +186,10 @@ class _Training:
         self._paces = Paces()
         self._drawn = 0
 
-    def run(self, teacher: Callable[[], Policy] | None, command: str) -> Trained:
+    def run(self, teacher: Callable[[], Policy] | None, command: str, first: Arrays | None) -> Trained:
         plan = self.plan
-        improver = Improver(initial(self._shape, plan.seed), learning_rate=plan.imitation_rate, seed=plan.seed)
-        lessons = self._imitate(improver, teacher) if teacher is not None and plan.lessons else 0
+        improver = Improver(first or initial(self._shape, plan.seed), learning_rate=plan.imitation_rate, seed=plan.seed)
+        lessons = self._imitate(improver, teacher) if teacher is not None and plan.lessons and first is None else 0
         best = self._mark("imitation" if lessons else "start", improver.arrays()), improver.arrays()
         best, last = self._improve(improver.arrays(), best)
         made: dict[str, str | int | float] = {
@@ -230,8 +233,10 @@ class _Training:
     ) -> tuple[tuple[Mark, dict[str, Array]], dict[str, Array]]:
         plan, rate = self.plan, self.plan.improvement_rate
         improver = Improver(arrays, learning_rate=rate, seed=plan.seed)
+        self._chance, self._drawn = stream(plan.seed, "set/improvement"), IMPROVEMENT_DRAWS
         with torch.no_grad():
-            improver.weights["policy.urgency.deviation"].fill_(DEVIATION if plan.lessons else 0.0)
+            # As wide as at first: narrow urgencies make steep gradients, which did harm in every run.
+            improver.weights["policy.urgency.deviation"].fill_(0.0)
         episodes = [self._episode(None) for _ in range(plan.environments)]
         for number in range(plan.value_warm_up):
             improver.fit_values(self._live(episodes, improver.arrays(), number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fedsched.cli.train import app
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration, InvalidInput
 from fedsched.policy import checkpoint, plugins
-from fedsched.policy.set import SetOptions
+from fedsched.policy.set import Arrays, SetOptions
 from fedsched.sim import set_training
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.fluid import Fluid
@@ -29,10 +30,9 @@ GROUND = Ground(
 TINY = Plan(seed=1, environments=2, slots=12, lessons=2, passes=1, improvements=4, check_every=2, value_warm_up=1)
 
 
-def tiny(plan: Plan = TINY) -> Trained:
-    return train(
-        GROUND, plan, teacher=lambda: plugins.make("drf", {}), options=SetOptions(), command="here", tell=lambda _: None
-    )
+def tiny(plan: Plan = TINY, first: Arrays | None = None) -> Trained:
+    teacher = (lambda: plugins.make("drf", {})) if first is None else None
+    return train(GROUND, plan, teacher=teacher, options=SetOptions(), command="here", first=first)
 
 
 def test_the_same_plan_gives_the_same_checkpoint_byte_for_byte() -> None:
@@ -43,6 +43,12 @@ def test_the_same_plan_gives_the_same_checkpoint_byte_for_byte() -> None:
     assert one.best.digest == other.best.digest
     assert [mark.stage for mark in one.curve][:2] == ["imitation", "improvement 2"]
     assert one.last.made["command"] == "here"
+
+
+def test_imitation_now_and_improvement_later_is_the_same_as_both_at_once() -> None:
+    """Imitation is half of the work; who was interrupted after it need not do it again."""
+    imitated = tiny(replace(TINY, improvements=0))
+    assert tiny(TINY, first=imitated.last.arrays).last.digest == tiny().last.digest
 
 
 def test_an_improvement_that_does_harm_is_undone() -> None:

@@ -35,10 +35,14 @@ from fedsched.executor.jobs import JobExecutor
 from fedsched.executor.orders import Programs
 from fedsched.federation.source import Hello
 from fedsched.learn.actor_critic import Learner
+from fedsched.learn.clipped import SetLearner
 from fedsched.learn.contributing import ClusterLearning
+from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import registry
 from fedsched.policy.disciplines import ranks
 from fedsched.policy.dl2 import DL2
+from fedsched.policy.learnable import Learnable
+from fedsched.policy.set import Set
 from fedsched.process import on_signal
 from fedsched.runtime import codec, keys
 from fedsched.runtime.journal import Journal
@@ -70,6 +74,17 @@ def main(config: AgentConfig) -> int:
     if stop.error is not None:
         raise stop.error
     return 0
+
+
+def _learner_of(policy: Policy) -> ClusterLearner | None:
+    """What teaches the policy here; None where it cannot be taught."""
+    match policy:
+        case DL2():
+            return Learner(policy.shape)
+        case Set():
+            return SetLearner()
+        case _:
+            return None
 
 
 class Agent:
@@ -110,7 +125,7 @@ class Agent:
     def _build(self, config: AgentConfig, store: EtcdStore, policy: Policy, undo: contextlib.ExitStack) -> None:
         ledger = StoreLedger(store, self._cluster, self._term, self._inbox)
         undo.callback(ledger.close)
-        learner = Learner(policy.shape) if isinstance(policy, DL2) else None
+        learner = _learner_of(policy)
         deciding = DecidingPolicy(
             self._inbox.post,
             policy,
@@ -146,7 +161,7 @@ class Agent:
         self._loop.step(TermTaken(time.time(), self._term, assigned(store, self._cluster)))
         undo.callback(AssignmentWatch(store, self._cluster, self._inbox.post).close)
         undo.callback(AttachClient(store, self._cluster, self._agent_id, self._read_logs(executor)).close)
-        if isinstance(policy, DL2) and learner is not None and config.aggregator is not None:
+        if isinstance(policy, Learnable) and learner is not None and config.aggregator is not None:
             undo.callback(self._join_federation(config.aggregator, policy, learner).close)
         undo.callback(Ticker(config.slot.length_s, self._inbox.post).close)
 
@@ -209,7 +224,7 @@ class Agent:
 
         return read
 
-    def _join_federation(self, aggregator: str, policy: DL2, learner: Learner) -> FederationClient:
+    def _join_federation(self, aggregator: str, policy: Learnable, learner: ClusterLearner) -> FederationClient:
         learning = ClusterLearning(self._cluster, policy, learner)
 
         def hello() -> Hello:

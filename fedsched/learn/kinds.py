@@ -8,13 +8,16 @@ from pathlib import Path
 
 from fedsched.errors import InvalidInput
 from fedsched.learn.actor_critic import Learner
+from fedsched.learn.clipped import SetLearner
 from fedsched.learn.config import LearningConfig
 from fedsched.learn.exploration import JobAware
 from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import checkpoint
-from fedsched.policy.checkpoint import BUILTIN, Checkpoint
+from fedsched.policy import set as set_policy
+from fedsched.policy.checkpoint import BUILTIN, BUILTIN_SET, Checkpoint
 from fedsched.policy.dl2 import DL2, Shape, initial
 from fedsched.policy.learnable import Learnable
+from fedsched.policy.set import Set
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,25 @@ def _dl2_fresh(seed: int, window: int | None) -> Checkpoint:
     return Checkpoint(initial(shape, seed), shape, {"seed": seed})
 
 
-KINDS = {DL2.name: Kind(_dl2_fresh, _dl2, _dl2_learner)}
+def _set(weights: Checkpoint, version: int, seed: int, explore: bool, exploration: bool) -> Set:
+    return Set(weights.arrays, version, shape=weights.shape, seed=seed, explore=explore)
+
+
+def _set_learner(weights: Checkpoint, config: LearningConfig, batch_size: int) -> SetLearner:
+    return SetLearner(config.capacity(batch_size))
+
+
+def _set_fresh(seed: int, window: int | None) -> Checkpoint:
+    shape = set_policy.Shape()
+    return Checkpoint(set_policy.initial(shape, seed), shape, {"seed": seed})
+
+
+KINDS = {
+    DL2.name: Kind(_dl2_fresh, _dl2, _dl2_learner),
+    Set.name: Kind(_set_fresh, _set, _set_learner),
+}
+BUILTINS = {DL2.name: BUILTIN, Set.name: BUILTIN_SET}
+"""The weights of each that ship with the package."""
 
 
 def kind_of(name: str) -> Kind:
@@ -80,4 +101,4 @@ def first_weights(name: str, source: str, seed: int, window: int | None = None) 
     kind = kind_of(name)
     if source == "scratch":
         return kind.fresh(seed, window)
-    return checkpoint.load(BUILTIN if source == "builtin" else Path(source))
+    return checkpoint.load(BUILTINS[name] if source == "builtin" else Path(source))

@@ -11,8 +11,10 @@ import torch
 
 from fedsched.core.commands import RewardSlot
 from fedsched.core.decision import Observation
-from fedsched.core.ids import JobId
+from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.resources import Resources
+from fedsched.federation.averaging import Update, inspect, weighted_mean
+from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.learn.clipped import (
     ENTROPY_WEIGHT,
     Improver,
@@ -25,8 +27,10 @@ from fedsched.learn.clipped import (
     gradient_on,
     loss_on,
 )
+from fedsched.learn.config import LearningConfig
+from fedsched.learn.kinds import kind_of
 from fedsched.learn.tensors import parameters
-from fedsched.policy.checkpoint import digest
+from fedsched.policy.checkpoint import digest, from_bytes
 from fedsched.policy.set import Array, Set, Shape, SlotSample, choose, initial
 from fedsched.sim.fluid import Pool
 from tests.policy.observations import job, node, observation
@@ -260,6 +264,29 @@ def test_a_gradient_step_makes_what_paid_off_likelier() -> None:
         for weights in (arrays, stepped)
     )
     assert after > before + 0.02
+
+
+def test_the_server_combines_its_gradients_with_the_code_that_it_has() -> None:
+    """Weights and gradients are named arrays like any other policy's."""
+    kind = kind_of("set")
+    weights = kind.fresh(3, None)
+    policy = kind.policy(weights, 1, 0, True, False)
+    updates = []
+    for cluster in ("east", "west"):
+        learner = kind.learner(weights, LearningConfig(), 64)
+        for slot in range(30):
+            seen = two_jobs(slot)
+            policy.decide(seen, Pool(seen))
+            learner.record(slot, policy.last_trace())
+            learner.reward(RewardSlot(slot, ((JobId("a"), 0.1), (JobId("b"), 0.001 * (slot % 7)))))
+        gradient = learner.gradient(weights.arrays, 64, 0)
+        inspected = inspect(weights.arrays, gradient.gradients)
+        assert (inspected.misfit, inspected.finite) == ("", True)
+        updates.append(Update(ClusterName(cluster), gradient.samples, gradient.gradients))
+    stepped, _ = ServerOptimiser(1e-3).step(weights.arrays, weighted_mean(updates))
+    policy.load(2, stepped)
+    assert policy.version == 2
+    assert from_bytes(weights.replaced(stepped, {"round": 1}).to_bytes()).digest == digest(stepped)
 
 
 def test_old_slots_make_room_and_unrewarded_ones_are_forgotten() -> None:

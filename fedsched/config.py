@@ -219,6 +219,16 @@ class KubernetesExecutorConfig(Tree):
         return self
 
 
+class RayExecutorConfig(Tree):
+    """Each task is an actor; nodes bear the names, host names or addresses that Ray gives them."""
+
+    kind: Literal["ray"]
+    directory: Path
+    """Lies on a file system that all nodes share: orders, logs and checkpoints."""
+    address: str = "auto"
+    """`host:port` of the head, or `auto` for the Ray cluster that the agent's machine is part of."""
+
+
 def _executor_kind(value: Any) -> str:
     kind = value.get("kind", "local") if isinstance(value, Mapping) else getattr(value, "kind", "local")
     return f"{KIND}{kind}"
@@ -227,11 +237,12 @@ def _executor_kind(value: Any) -> str:
 ExecutorConfig = Annotated[
     Annotated[LocalExecutorConfig, Tag(f"{KIND}local")]
     | Annotated[SlurmExecutorConfig, Tag(f"{KIND}slurm")]
-    | Annotated[KubernetesExecutorConfig, Tag(f"{KIND}kubernetes")],
+    | Annotated[KubernetesExecutorConfig, Tag(f"{KIND}kubernetes")]
+    | Annotated[RayExecutorConfig, Tag(f"{KIND}ray")],
     Discriminator(
         _executor_kind,
         custom_error_type="unknown_kind",
-        custom_error_message="there is no such kind of executor; kubernetes, local or slurm was expected",
+        custom_error_message="there is no such kind of executor; kubernetes, local, ray or slurm was expected",
     ),
 ]
 """Where a cluster's tasks run; `kind` says which of the classes it is."""

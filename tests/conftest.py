@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from fedsched.adapters import etcd_server
 from tests.executor.kube import Kube
 from tests.executor.on_kubernetes import OnKubernetes
+from tests.executor.on_ray import OnRay, Ray
 from tests.executor.slurm import OnSlurm, Slurm, is_installed
 
 
@@ -64,3 +66,15 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnKubernete
     kube = Kube(tmp_path_factory.mktemp("kube"), {"n1": (8.0, 8000), "n2": (8.0, 8000)})
     yield OnKubernetes(kube)
     kube.stop()
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[OnRay]:
+    """A real Ray cluster of two nodes."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # short: Ray puts sockets into it
+        cluster = Ray(Path(folder))
+        try:
+            cluster.start()
+            yield OnRay(cluster)
+        finally:
+            cluster.stop()

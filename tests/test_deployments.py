@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from fedsched import local
 from fedsched.config import AgentConfig, AggregatorConfig, ControllerConfig, FederationConfig, load
 from fedsched.errors import InvalidConfiguration
+from fedsched.executor.backends import directory
 
 LOCAL = Path(__file__).parents[1] / "deployments" / "local"
 KINDS: dict[str, type[BaseModel]] = {
@@ -24,6 +25,40 @@ KINDS: dict[str, type[BaseModel]] = {
 def test_every_shipped_configuration_is_valid(path: Path) -> None:
     """An example that does not start is worse than none."""
     load(KINDS[path.stem], path)
+
+
+@pytest.mark.parametrize("kind", ["slurm", "ray"])
+def test_the_shipped_agents_of_clusters_are_valid(kind: str) -> None:
+    """An example that does not start is worse than none."""
+    config = load(AgentConfig, LOCAL.parent / kind / "agent.yaml")
+
+    assert config.executor.kind == kind
+    assert directory(config) == Path("/shared/fedsched") / config.cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{kind: mesos}", "executor is {'kind': 'mesos'}; there is no such kind of executor; kubernetes, local, ray"),
+        ("{kind: slurm}", "executor.directory is missing"),
+        (
+            "{kind: ray, directory: /shared, adress: 'h:1'}",
+            "executor.adress is not a known field; did you mean address?",
+        ),
+        (
+            "{kind: kubernetes, image: i, directory: /elsewhere, mount: /fedsched}",
+            "executor: directory is /elsewhere; it must lie below mount (/fedsched)",
+        ),
+    ],
+)
+def test_an_executor_that_cannot_be_is_told_before_anything_starts(tmp_path: Path, text: str, expected: str) -> None:
+    """A job that no pod can see the files of would fail much later, and far away."""
+    path = tmp_path / "agent.yaml"
+    node = "{name: ip-10-0-0-1.ec2.internal, cpus: 1}"
+    path.write_text(f"cluster: c\nstate_dir: s\netcd: 'h:1'\nnodes: [{node}]\nexecutor: {text}\n")
+    with pytest.raises(InvalidConfiguration) as caught:
+        load(AgentConfig, path)
+    assert expected in caught.value.message
 
 
 def test_the_shown_federation_is_what_up_starts_without_a_file() -> None:

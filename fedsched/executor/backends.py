@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import assert_never
@@ -11,6 +12,7 @@ from fedsched.config import (
     ExecutorConfig,
     KubernetesExecutorConfig,
     LocalExecutorConfig,
+    RayExecutorConfig,
     SlurmExecutorConfig,
 )
 from fedsched.errors import InvalidConfiguration
@@ -23,7 +25,7 @@ def directory(config: AgentConfig) -> Path:
     match config.executor:
         case LocalExecutorConfig():
             return config.state_dir / "executor"
-        case SlurmExecutorConfig() | KubernetesExecutorConfig():
+        case SlurmExecutorConfig() | KubernetesExecutorConfig() | RayExecutorConfig():
             return config.executor.directory / config.cluster
         case _:
             assert_never(config.executor)
@@ -45,6 +47,12 @@ def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Progr
 
             python = config.python or sys.executable
             return SlurmTasks(SlurmOptions(config.partition, config.account, config.options, python))
+        case RayExecutorConfig():
+            if importlib.util.find_spec("ray") is None:
+                raise InvalidConfiguration("the executor ray needs the package ray", "pip install 'fedsched[ray]'")
+            from fedsched.executor.ray import RayOptions, RayTasks
+
+            return RayTasks(RayOptions(config.address, f"fedsched-{cluster}"), root / "ray.log")
         case KubernetesExecutorConfig():
             return _kubernetes(config, cluster)
         case _:

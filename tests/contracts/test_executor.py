@@ -29,6 +29,7 @@ PLACES = [
     "local",
     "kubernetes",
     pytest.param("slurm", marks=pytest.mark.xdist_group("slurm")),
+    pytest.param("ray", marks=pytest.mark.xdist_group("ray")),
 ]
 
 

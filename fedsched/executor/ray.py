@@ -1,0 +1,193 @@
+"""The back end `ray`: each task is a detached actor in a placement group of its own on a Ray cluster.
+
+Ray is spoken to by a process beside the agent (`ray_driver`), which may be lost with the cluster's head and is started
+anew. Ray counts memory and does not enforce it, so the shepherds do. Nodes bear the names, host names or addresses that
+`ray status` and `ray list nodes` show.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from fedsched.core.job import Reason
+from fedsched.errors import StartFailed
+from fedsched.executor.launching import MachineTrouble
+from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder, TaskRecord
+from fedsched.executor.shepherded import COORDINATOR_CPU_MILLI, COORDINATOR_MEMORY_MIB, Shepherded, Standing
+
+REACH_S = 60.0
+"""How long a new driver may take to reach the cluster's head."""
+ASK_S = 30.0
+"""Longest wait until Ray has taken a task."""
+AGAIN_S = (1.0, 30.0)
+"""First and longest wait before a driver that ended is started anew."""
+MIB = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """Which cluster, and under which name."""
+
+    address: str
+    """`host:port` of the head's GCS, or `auto` for the cluster that this machine is part of."""
+    namespace: str = "fedsched"
+    """Names of actors are unique in it."""
+
+
+class RayTasks(Shepherded):
+    """Tasks as actors.
+
+    Args:
+        log: where the driver's own words go.
+    """
+
+    limits_memory = True
+
+    def __init__(self, options: RayOptions, log: Path) -> None:
+        super().__init__()
+        self._options = options
+        self._log_file = log
+        self._news = threading.Condition()
+        self._standings: dict[str, Standing] = {}
+        self._started: dict[str, str] = {}
+        self._ended_by_us: set[str] = set()
+        self._watched: set[str] = set()
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep_driver, name="ray", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go: the actors go on."""
+        self._closing.set()
+        driver = self._driver
+        if driver is not None and driver.stdin is not None:
+            with self._news:
+                driver.stdin.close()
+        self._thread.join(ASK_S)
+
+    # --- Shepherded
+
+    def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
+        attempt = Attempt.at(Path(order.attempt_dir))
+        name = f"{attempt.job_dir.name}/{attempt.number}/{order.task}/{order.request[:8]}"
+        is_coordinator = order.task == COORDINATOR
+        cpu = COORDINATOR_CPU_MILLI if is_coordinator else order.demand.cpu_milli
+        bundle: dict[str, float] = {
+            "CPU": cpu / 1000,
+            "memory": (COORDINATOR_MEMORY_MIB if is_coordinator else order.demand.memory_mib) * MIB,
+        }
+        if order.demand.gpu_milli:
+            bundle["GPU"] = math.ceil(order.demand.gpu_milli / 1000)
+        with self._news:
+            if not self._news.wait_for(lambda: self._ready or self._closing.is_set(), REACH_S):
+                raise MachineTrouble(f"{order.task} could not be started: no Ray cluster at {self._options.address}")
+            self._watched.add(name)
+            self._send({"op": "start", "name": name, "node": order.node, "bundle": bundle, "program": program})
+            if not self._news.wait_for(lambda: name in self._started or self._closing.is_set(), ASK_S):
+                raise MachineTrouble(f"{order.task} could not be started: Ray did not take it within {ASK_S:g} s")
+            problem = self._started.pop(name, "the executor was closed")
+        if problem:
+            raise StartFailed(f"{order.task} could not be started: {problem}", "see `ray list nodes`")
+        return name
+
+    def _standing(self, record: TaskRecord) -> Standing:
+        with self._news:
+            if record.handle not in self._watched:
+                self._watched.add(record.handle)
+                self._send({"op": "watch", "name": record.handle})
+            found = self._standings.get(record.handle, Standing())
+        if found.reason is Reason.PREEMPTED and record.handle in self._ended_by_us:
+            return Standing(ended=True)
+        return found
+
+    def _tell(self, handles: list[str], signum: signal.Signals) -> None:
+        with self._news:
+            self._ended_by_us |= set(handles)
+            self._send({"op": "tell", "names": handles, "signal": int(signum)})
+
+    # --- the driver
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """To the driver; one that is gone learns of it when its successor is told what is watched."""
+        driver = self._driver
+        if driver is not None and driver.stdin is not None and not driver.stdin.closed:
+            try:
+                driver.stdin.write(json.dumps(message).encode() + b"\n")
+                driver.stdin.flush()
+            except OSError as problem:
+                _log.warning("the process that talks to Ray does not listen: %s", problem)
+
+    def _keep_driver(self) -> None:
+        wait_s = AGAIN_S[0]
+        while not self._closing.is_set():
+            began = time.monotonic()
+            self._run_driver()
+            if self._closing.is_set():
+                return
+            wait_s = AGAIN_S[0] if time.monotonic() - began > 2 * AGAIN_S[1] else min(2 * wait_s, AGAIN_S[1])
+            _log.warning("the process that talks to Ray has ended; the next one begins in %g s", wait_s)
+            self._closing.wait(wait_s)
+
+    def _run_driver(self) -> None:
+        command = [sys.executable, "-m", "fedsched.executor.ray_driver"]
+        command += ["--address", self._options.address, "--namespace", self._options.namespace]
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_file.open("ab") as log:
+            driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        self._driver = driver
+        if self._closing.is_set() and driver.stdin is not None:
+            driver.stdin.close()
+        try:
+            if driver.stdout is not None:
+                self._hear(driver.stdout)
+        finally:
+            with self._news:
+                self._ready, self._driver = False, None
+            try:
+                driver.wait(5.0)
+            except subprocess.TimeoutExpired:
+                driver.kill()
+                driver.wait()
+            for pipe in (driver.stdin, driver.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _hear(self, lines: IO[bytes]) -> None:
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # Ray itself may print
+            with self._news:
+                self._take(message)
+                self._news.notify_all()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message["op"]:
+            case "ready":
+                self._ready = True
+                for name in sorted(self._watched):
+                    self._send({"op": "watch", "name": name})
+            case "started":
+                self._started[message["name"]] = message["problem"]
+            case "standing":
+                self._standings[message["name"]] = Standing(
+                    waiting="Ray has no room for it" if message["state"] == "waiting" else "",
+                    ended=message["state"] == "ended",
+                    reason=Reason(message["reason"]),
+                    message=message["message"],
+                )

@@ -173,6 +173,10 @@ class LocalExecutorConfig(Tree):
     """Tasks are processes of the agent's machine; its nodes are named shares of it."""
 
     kind: Literal["local"] = "local"
+    pin_cores: bool = False
+    """Keep each task to as many cores as it was given; for a cluster that has the machine to itself."""
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """The machine's GPUs that the cluster may use, by number; all unless they are given."""
 
 
 class SlurmExecutorConfig(Tree):

@@ -51,6 +51,10 @@ SWEEP_S = 30.0
 """Longest wait for what ended tasks left behind."""
 IDLE_S = 20.0
 """A job in which no step has ended for so long says so, and again each time that has doubled."""
+BACK_OFF_S = (1.0, 60.0)
+"""Pause before the attempt that follows a failed one, doubled with each failure, and the longest."""
+NO_FAILURES = frozenset({Reason.PREEMPTED, Reason.NODE_LOST, Reason.FINISHED})
+"""Ends of attempts after which the next one may begin at once."""
 LOG_TAIL_BYTES = 16384
 JOB_ENDED = "the job ended: "
 """What a worker of the elastic runtime says when it ends because the job has failed."""
@@ -297,6 +301,7 @@ class AttemptDriver:
         while self._after is not None and self._after.is_alive() and not self._let_go:
             self._read_mail()
         self._after = None
+        self._back_off()
         self._join_until = time.monotonic() + self._context.deadlines.join_s
         if self._start_order is None:
             self._take_up()
@@ -308,6 +313,24 @@ class AttemptDriver:
         self._start(None, seq=self._start_order.seq)
         # Counted from here: a launcher that had to load first is not the job's fault.
         self._join_until = time.monotonic() + self._context.deadlines.join_s
+
+    def _back_off(self) -> None:
+        """What failed a moment ago mostly fails again: attempts after failed ones begin later and later."""
+        until = time.monotonic() + (self._pause_s() if self._start_order is not None else 0.0)
+        while time.monotonic() < until and self._ending is None and not self._let_go:
+            self._read_mail()
+
+    def _pause_s(self) -> float:
+        failures, ended_s = 0, 0.0
+        for number in range(self._files.number - 1, 0, -1):
+            exited = records.read(JobExited, Attempt(self._files.job_dir, number).exited)
+            if exited is None or exited.reason in NO_FAILURES:
+                break
+            failures, ended_s = failures + 1, max(ended_s, exited.time_s)
+        if not failures:
+            return 0.0
+        pause_s = min(BACK_OFF_S[0] * 2.0 ** min(failures - 1, 30), BACK_OFF_S[1])
+        return max(0.0, pause_s - max(0.0, self._context.clock() - ended_s))
 
     def _take_up(self) -> None:
         """Find out what an earlier executor left: the tasks on record, and a stop that was under way."""

@@ -40,8 +40,9 @@ def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Progr
     match config:
         case LocalExecutorConfig():
             from fedsched.executor.local import LocalTasks
+            from fedsched.executor.pinning import of_this_machine
 
-            return LocalTasks(root, programs)
+            return LocalTasks(root, programs, of_this_machine(pin_cores=config.pin_cores, gpus=config.gpus))
         case SlurmExecutorConfig():
             from fedsched.executor.slurm import SlurmOptions, SlurmTasks
 

@@ -190,7 +190,17 @@ class Launcher:
         try:
             identity = identify(pid)
             started = identity.started if identity else ""
-            record = TaskRecord(pid, started, order.task, order.node, order.seq, order.request, offset)
+            record = TaskRecord(
+                pid=pid,
+                started=started,
+                task=order.task,
+                node=order.node,
+                seq=order.seq,
+                request=order.request,
+                log_offset=offset,
+                cores=order.cores,
+                gpus=order.gpus,
+            )
             records.write(path, record)
             with suppress(BrokenPipeError):
                 os.write(go, b"!")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from fedsched.executor import records
 from fedsched.executor.control import Control
 from fedsched.executor.launching import Launching
 from fedsched.executor.orders import Programs
+from fedsched.executor.pinning import Devices, pinned
 from fedsched.executor.processes import Identity, end_orphans, is_alive, send
 from fedsched.executor.records import (
     Attempt,
@@ -32,11 +34,15 @@ class LocalTasks:
 
     Args:
         root: the cluster's directory.
+        devices: what tasks are kept to.
     """
 
     is_this_machine = True
 
-    def __init__(self, root: Path, programs: Programs) -> None:
+    def __init__(self, root: Path, programs: Programs, devices: Devices | None = None) -> None:
+        self._layout = Layout(root)
+        self._devices = devices or Devices()
+        self._choosing = threading.Lock()
         self._launching = Launching(Layout(root), programs.preload, programs.launcher_idle_s)
 
     def warm_up(self) -> None:
@@ -51,8 +57,15 @@ class LocalTasks:
         """Nothing: whatever is on record has begun."""
 
     def start(self, term: int, order: TaskOrder) -> TaskRecord:
-        """Have the launcher fork."""
-        return self._launching.start(term, order)
+        """Have the launcher fork, on cores and with GPUs that the fewest other tasks of the cluster have."""
+        if self._devices == Devices():
+            return self._launching.start(term, order)
+        with self._choosing:  # until the choice is on record, where the next one looks
+            return self._launching.start(term, pinned(order, self._devices, self._running()))
+
+    def _running(self) -> list[TaskRecord]:
+        found = [record for _, attempt in self._layout.open_attempts() for record in attempt.records().values()]
+        return [record for record in found if is_alive(record.identity)]
 
     def ended(self, attempt: Attempt, record: TaskRecord) -> ExitRecord | None:
         """What the launcher wrote down, once the process is gone."""

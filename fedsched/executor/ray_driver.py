@@ -82,6 +82,7 @@ class Driver:
         self._groups: dict[str, Any] = {}
         self._ends: dict[str, Any] = {}
         self._where: dict[str, Any] = {}
+        self._placed: set[str] = set()
         self._dying: dict[str, tuple[float, str]] = {}
         self._said: dict[str, dict[str, str]] = {}
 
@@ -192,7 +193,9 @@ class Driver:
 
     def _has_place(self, name: str) -> bool:
         group = self._groups.get(name)
-        return group is None or placement_group_table(group).get("state") != "PENDING"
+        if group is not None and name not in self._placed and placement_group_table(group).get("state") != "PENDING":
+            self._placed.add(name)
+        return group is None or name in self._placed
 
     def _tell(self, name: str, signum: int) -> None:
         actor = self._actors.get(name)
@@ -206,6 +209,7 @@ class Driver:
     def _free(self, name: str, actor: Any) -> None:
         """Give the place back; an actor that has ended does so itself a little later."""
         self._where.pop(name, None)
+        self._placed.discard(name)
         if actor is not None:
             ray.kill(actor)
         group = self._groups.pop(name, None)

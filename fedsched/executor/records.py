@@ -41,6 +41,10 @@ class TaskOrder:
     """How long the task may take to end when it is told to."""
     term: int = 0
     """Of the agent that gave the order, for whoever begins to carry it out later."""
+    cores: tuple[int, ...] = ()
+    """The machine's cores that the task is kept to; empty: all."""
+    gpus: tuple[int, ...] = ()
+    """The machine's GPUs that were given to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class TaskRecord:
     """Where the task's own lines begin in its log file."""
     handle: str = ""
     """The cluster's own name for the task; empty where it is a process of this machine, which `pid` names."""
+    cores: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
 
     @property
     def identity(self) -> Identity:

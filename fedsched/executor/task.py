@@ -96,6 +96,8 @@ def _take_on_surroundings(fork: Fork) -> None:
         raise _NotStarted(f"cannot enter the working directory {fork.order.cwd}: {problem.strerror}") from None
     os.environ.clear()
     os.environ.update(fork.order.env)
+    if fork.order.cores:
+        os.sched_setaffinity(0, fork.order.cores)
     time.tzset()
 
 

@@ -364,9 +364,11 @@ class SimulatedCluster:
         if ranking is None:
             return
         self._hears_of_starts = ranking.rerank == "all"
-        self._review_s = ranking.review_s
+        self._review_s = None
         if ranking.review_s is not None:
-            self._clock.at(ranking.review_s, self._review, ranking.review_s, rank=ARRIVAL)
+            # The answer may have been under way for longer than that.
+            self._review_s = max(ranking.review_s, self._clock.now_s)
+            self._clock.at(self._review_s, self._review, self._review_s, rank=ARRIVAL)
 
     def _watch_change(self, event: Event) -> None:
         self._call_decision(self._clock.now_s)

@@ -25,7 +25,7 @@ from fedsched.elastic.checkpoint import Checkpoint, verified
 from fedsched.elastic.shard import read_blocks
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import MembershipStub
-from tests.elastic.conftest import SCRIPT, Job
+from tests.elastic.conftest import DEADLINE_S, SCRIPT, Job
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("elastic")]
 
@@ -329,6 +329,40 @@ def test_a_killed_member_fails_the_attempt_and_nothing_hangs(
     assert result["phase"] == "FAILED"
     assert result["message"] == f"{victim} ended unexpectedly"
     assert f"the job ended: {victim} ended unexpectedly" in job.log("worker-0")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_kill_at_any_moment_of_a_resize_costs_at_most_the_steps_since_the_last_checkpoint(
+    job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Machines die when they like, also while blocks change hands: the job ends as if nothing had been."""
+    env = {"EPOCHS": "45", "OPTIMIZER": "adam", "WIDTH": "5000"}
+    reference = alone(tmp_path, monkeypatch, **env)
+    chance = stream(seed, "kill")
+    job = job_of(**env, HURRY=str(tmp_path / "hurry"))
+    before = ("ps-0", "ps-1", "worker-0", "worker-1")
+    after = ("ps-1", "ps-2", "worker-1", "worker-2")
+    job.start(*before)
+    job.until_step(20)
+    reply = job.scale_soon(*after, deadline_s=10.0)
+    # From the order, over the newcomers' start, to some steps after the switch.
+    threading.Event().wait(chance.random() * 4.0)
+    everybody = sorted({*before, *after})
+    job.processes[everybody[int(chance.random() * len(everybody))]].kill()
+    with contextlib.suppress(grpc.RpcError, AssertionError):
+        reply.result(DEADLINE_S)
+    (tmp_path / "hurry").touch()
+
+    job.ended()
+    if job.result()["phase"] == "FAILED":
+        job.start("ps-3", "worker-3")
+        job.ended()
+    assert job.result()["phase"] == "FINISHED", job.logs()
+    trained = sorted(job.out.glob("*.safetensors"))
+    assert trained
+    for path in trained:
+        assert_same(parameters(path), reference)
+    assert not [process for process in job.processes.values() if process.is_alive()]
 
 
 def test_members_of_a_dead_coordinator_end_themselves(job_of: JobOf) -> None:

@@ -145,7 +145,21 @@ class RangePart(_Part):
         return self
 
 
+class PsRangePart(RangePart):
+    """Fewest and most parameter servers; none at all means that workers reduce gradients among themselves."""
+
+    min: int = Field(ge=0, le=TASKS_MAX)
+    max: int = Field(ge=0, le=TASKS_MAX)
+
+    @model_validator(mode="after")
+    def _keeps_its_kind(self) -> PsRangePart:
+        if self.min == 0 and self.max > 0:
+            raise ValueError(f"0..{self.max} is not possible; a job has servers, 1..{self.max} say, or it has none: 0")
+        return self
+
+
 TaskRange = Annotated[RangePart, BeforeValidator(_range)]
+PsRange = Annotated[PsRangePart, BeforeValidator(_range)]
 
 
 class ResourcesPart(_Part):
@@ -177,7 +191,7 @@ class PsResourcesPart(_Part):
 class ElasticPart(_Part):
     """How the job may be scaled."""
 
-    ps: TaskRange = RangePart(min=1, max=1)
+    ps: PsRange = PsRangePart(min=1, max=1)
     workers: TaskRange = RangePart(min=1, max=1)
     resize: str = "live"
     cooldown: Duration = 0.0

@@ -236,7 +236,7 @@ def check(spec: JobSpec) -> None:
         (bool(_NAME.fullmatch(spec.name)), f"name {spec.name!r} must be lower-case letters, digits and dashes"),
         (bool(spec.run.strip()), "run is empty; a command was expected"),
         (spec.workers.maximum >= 1, f"workers is {spec.workers}; at least 1 must be allowed"),
-        (spec.ps.minimum >= 1, f"ps is {spec.ps}; a job trains with at least 1 parameter server"),
+        (spec.ps.minimum >= 1 or spec.ps.maximum == 0, f"ps is {spec.ps}; a job has servers, at least 1, or none: 0"),
         (max(spec.workers.maximum, spec.ps.maximum) <= TASKS_MAX, f"at most {TASKS_MAX} tasks of a role can be had"),
         (spec.worker_demand.cpu_milli > 0, "a worker must need some cpu"),
         (not spec.worker_demand.is_negative(), f"the resources of a worker are negative: {spec.worker_demand}"),

@@ -120,7 +120,7 @@ placement: {ordered: [a], any_of: [b]}
         "run: it cannot be read as a command: no closing quotation",
         "name is 'A_b'; string should match pattern '^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$'",
         "elastic.workers: min 4 is above max 1; min must be at most max",
-        "elastic.ps.min is -1; input should be greater than or equal to 1",
+        "elastic.ps.min is -1; input should be greater than or equal to 0",
         "elastic.cooldown: 'soon' is not a duration; 90s, 10m, 1h30m or 2d was expected",
         "resources.cpus is 0; input should be greater than or equal to 0.001",
         "resources.memory: 3 is not an amount of memory; 512MB, 16GB or 16GB+ was expected",
@@ -213,3 +213,14 @@ def test_values_that_no_record_or_process_can_hold_are_refused(tmp_path: Path, f
     assert len(told) >= 1
     assert all(line.startswith(field.partition(":")[0]) for line in told), told
     assert len("".join(told)) < 500, "a line for a person holds no novel"
+
+
+@pytest.mark.parametrize(("written", "read"), [("0", Range(0, 0)), ("2", Range(2, 2)), ("1..3", Range(1, 3))])
+def test_a_job_has_servers_or_none(tmp_path: Path, written: str, read: Range) -> None:
+    """Without servers its workers reduce gradients among themselves; it cannot change from one kind to the other."""
+    assert load(tmp_path, f"run: x\nelastic: {{ps: {written}}}").ps == read
+
+
+def test_servers_that_might_come_later_are_refused_with_what_would_do(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, "run: x\nelastic: {ps: 0..2}")
+    assert found.endswith("0..2 is not possible; a job has servers, 1..2 say, or it has none: 0")

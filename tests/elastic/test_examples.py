@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsched import examples
+from fedsched import examples, jobfile
 from tests.elastic.conftest import Job
 
 FOLDER = Path(examples.__file__).parent
@@ -73,3 +73,10 @@ def test_a_job_with_sparse_gradients_that_is_resized_reaches_what_it_does_by_han
 
     assert set(job.ended().values()) == {0}, job.logs()
     assert float(job.log("worker-1").split()[2]) == pytest.approx(reference, rel=1e-3)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_examples_job_file_is_valid_and_runs_a_script_that_is_there(path: Path) -> None:
+    """It is the first thing that is submitted to a new cluster."""
+    spec = jobfile.load(path)
+    assert spec.run.split()[-1].rsplit(".", 1)[-1] in SMALL

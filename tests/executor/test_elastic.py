@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported
-from fedsched.core.job import Reason
+from fedsched.core.job import Range, Reason
 from fedsched.executor import records
 from fedsched.executor.orders import Programs
 from fedsched.executor.records import LauncherRecord
@@ -138,3 +138,16 @@ def test_a_worker_that_leaves_long_before_the_others_have_taken_their_step_is_no
     training.wait_for(ProgressReported, after=mark)
     training.wait_for(ProgressReported, after=training.mark())
     assert not training.all_of(JobExited)
+
+
+def test_a_job_without_parameter_servers_is_started_resized_and_finished_like_any_other(
+    training: Cluster, tmp_path: Path
+) -> None:
+    """Its script is the same: whether gradients go through servers is written in the job file only."""
+    spec = training.spec("python train.py", workdir=str(tmp_path), env=(("EPOCHS", "40"),), ps=Range(0, 0))
+    training.start(spec, placement(2, 0))
+    training.wait_for(JobStarted, deadline_s=90.0)
+    training.scale(placement(1, 0))
+    assert training.wait_for(JobScaled).placement == placement(1, 0)
+    finished = training.wait_for(JobExited, deadline_s=90.0)
+    assert (finished.reason, finished.message) == (Reason.FINISHED, "")

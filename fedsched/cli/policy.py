@@ -1,8 +1,9 @@
-"""Commands that show which policies there are: policy list, policy show."""
+"""Commands about the policies that there are: policy list, policy show, policy merge."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Look at the policies that there are.", no_args_is_help=True, rich_markup_mode=None)
     group.command("list")(list_policies)
     group.command()(show)
+    group.command()(merge)
     app.add_typer(group, name="policy")
 
 
@@ -97,3 +99,34 @@ def show(
             if key.endswith("_s"):
                 key, shown = f"{key[:-2]}_at", moment(value)
             print(f"  {key:<20} {shown}")
+
+
+def merge(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="STATISTICS... FILE", help="What clusters learned, and the file to write.")
+    ],
+    output: Output = Format.TABLE,
+) -> None:
+    """Add up what learned_speed learned on several clusters: exactly, and the same in any order."""
+    from fedsched.core.ids import ClusterName
+    from fedsched.errors import InvalidInput
+    from fedsched.federation import speeds
+    from fedsched.policy import speed_checkpoint
+
+    *sources, file = files
+    if len(sources) < 2 or len(set(sources)) < len(sources):
+        raise InvalidInput("two different files of statistics at least, and a file to write, were expected")
+    read = {ClusterName(str(source)): speed_checkpoint.load(source) for source in sources}
+    total = speeds.merge({name: checkpoint.statistics for name, checkpoint in read.items()})
+    digests = ", ".join(sorted(checkpoint.digest[:12] for checkpoint in read.values()))
+    merged = speed_checkpoint.SpeedCheckpoint(total, {"command": "fedsched policy merge", "merged": digests})
+    merged.save(file)
+    told = {
+        "file": str(file),
+        "digest": merged.digest,
+        "files": len(sources),
+        "cells": len(total),
+        "observations": total.observations,
+    }
+    if not emit(told, output, [str(file)]):
+        table(("SPEEDS MERGED", ""), list(told.items()))

@@ -300,3 +300,79 @@ def _options(recipe: Recipe, episodes: int) -> str:
 
 
 app.command("set")(train_set)
+
+
+@app.command()
+def speeds(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="EXPERIMENT... FILE", help="Experiments to learn from in turn, and the file to write."),
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="Of the first run; the next one draws from the next.")] = 100,
+    runs: Annotated[int, typer.Option(min=1, help="Simulated runs to learn from.")] = 3,
+    explore: Annotated[
+        float, typer.Option(min=0, help="Standard deviations by which doubtful allocations count as faster.")
+    ] = 1.0,
+    start: Annotated[Path | None, typer.Option("--from", help="Statistics to start from; none by default.")] = None,
+    held_out: Annotated[int, typer.Option(min=0, help="Other runs of the first experiment to judge it on.")] = 0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Let learned_speed learn how fast jobs train, and keep what it learned.
+
+    The same options give the same file. How it decides is taken from the experiment's own learned_speed, if it has one.
+    """
+    from fedsched.errors import InvalidInput
+    from fedsched.policy import speed_checkpoint
+    from fedsched.policy.learned_speed import LearnedSpeedOptions
+    from fedsched.sim.experiment import load_experiment
+    from fedsched.sim.speed_training import judge, train
+
+    *sources, file = files
+    if not sources:
+        raise InvalidInput("one path is given; an experiment, or several, and a file to write were expected")
+    if not file.parent.is_dir():
+        raise InvalidInput(f"cannot write {file}: there is no directory {file.parent}", "create it first")
+    experiments = [load_experiment(source) for source in sources]
+    configured = [policy for policy in experiments[0].policies.values() if policy.name == "learned_speed"]
+    options = LearnedSpeedOptions.model_validate(configured[0].options if configured else {})
+    known = speed_checkpoint.load(start).statistics if start is not None else None
+
+    def tell(line: str) -> None:
+        typer.echo(line, err=True)
+
+    exploring = options.model_copy(update={"explore": explore})
+    learned, done = train(experiments, exploring, seed=seed, runs=runs, known=known, tell=tell)
+    seeds = range(experiments[0].seed, experiments[0].seed + held_out)
+    judged = judge(experiments[0], learned, options, seeds, tell) if held_out else ()
+    checkpoint = speed_checkpoint.SpeedCheckpoint(
+        learned,
+        {
+            "command": f"fedsched train speeds {' '.join(source.name for source in sources)} FILE --seed {seed} "
+            f"--runs {runs} --explore {explore:g}{f' --from {start.name}' if start is not None else ''}"
+            f"{f' --held-out {held_out}' if held_out else ''}",
+            "experiments": ", ".join(source.stem for source in sources),
+            "seeds": f"{seed} to {seed + runs - 1}",
+            "slots": sum(run.slots for run in done),
+            "observations": learned.observations,
+            "last_jct_s": round(done[-1].jct_s, 1),
+            **{f"held_out_jct_s_{one.policy}": round(one.jct_s.mean, 1) for one in judged},
+        },
+    )
+    checkpoint.save(file)
+    values: dict[str, object] = {
+        "file": str(file),
+        "digest": checkpoint.digest,
+        "runs": [run.jct_s for run in done],
+        "slots": sum(run.slots for run in done),
+        "cells": len(learned),
+        "observations": learned.observations,
+        "cpu_s": round(sum(run.cpu_s for run in done), 2),
+        "held_out": {one.policy: {"avg_jct_s": one.jct_s.mean, "ci95_s": one.jct_s.half} for one in judged},
+    }
+    if not emit(values, output, [str(file)]):
+        shown = {**values, "runs": ", ".join(f"{run.jct_s:,.0f} s" for run in done)}
+        del shown["held_out"]
+        for one in judged:
+            half = f" +- {one.jct_s.half:,.0f}" if one.jct_s.half is not None else ""
+            shown[one.policy] = f"{one.jct_s.mean:,.0f}{half} s"
+        table(("SPEEDS LEARNED", ""), list(shown.items()))

@@ -11,7 +11,9 @@ Details that matter:
   prior's covariance, so that a class that resembles one of them is recognised from few observations.
 * The level of a class is free (a wide constant), as classes differ by orders of magnitude.
 * Noise between jobs in the same cell is estimated over all cells of a class.
-* Forgetting: a period's observations count half as much as those of the period after it.
+* Forgetting: a period's observations count half as much as those of the period after it. Periods are counted back from
+  the last one in which the class was seen, so what was learned in simulations, whose calendar begins anew, stands until
+  the first job of the class is seen for real.
 * A grid of allocations, fine up to 16 tasks and then 19 % apart, so that kernels are computed once.
 """
 
@@ -174,7 +176,8 @@ class SpeedModel:
         self._news: dict[Kind, float] = {}
         """How much was touched of a class since it was brought up to date; from 1 on it is stale."""
         self._touches = 0
-        self._newest = 0
+        self._newest: dict[Kind, int] = {}
+        """The last period in which anything was seen of a class."""
         for cell, sums in statistics:
             self.touch(cell, sums)
         # Those with most cells first: their shapes are the others' prior.
@@ -197,7 +200,7 @@ class SpeedModel:
             periods[cell.period] = sums
         else:
             periods.pop(cell.period, None)
-        self._newest = max(self._newest, cell.period)
+        self._newest[kind] = max(self._newest.get(kind, 0), cell.period)
         self._touches += 1
         # A class whose cells are well known does not change by one more job.
         news = self._news.get(kind, 0.0) + (1.0 if sums.count <= FEW else 1 / (NEWS * len(self._cells[kind])))
@@ -238,7 +241,7 @@ class SpeedModel:
                 continue
             cell = pooled.setdefault(on.nearest(workers, ps), _Cell())
             for period, sums in sorted(periods.items()):
-                age = self._newest - period
+                age = self._newest[kind] - period
                 if age < FORGOTTEN:
                     cell.add(sums, 0.5 ** (age / HALF_LIFE_PERIODS))
         seen = {index: cell for index, cell in pooled.items() if cell.weight > 0}

@@ -28,10 +28,11 @@ from fedsched.errors import InvalidConfiguration, InvalidInput
 from fedsched.policy import plugins
 from fedsched.sim.cluster import Rules
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
+from fedsched.sim.elastic_workload import ElasticWorkloadConfig
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.local_workloads import LocalWorkloadsConfig
 from fedsched.sim.ports import SpeedModel, Workload
-from fedsched.sim.speeds.config import AnalyticConfig, EstimatesConfig, SpeedsConfig
+from fedsched.sim.speeds.config import AnalyticConfig, ElasticSpeedsConfig, EstimatesConfig, SpeedsConfig
 from fedsched.sim.speeds.costs import CostsConfig
 from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
 from fedsched.sim.traces.names import TraceFormat
@@ -139,6 +140,7 @@ class Dl2Config(Dl2WorkloadConfig):
 WorkloadFile = Annotated[
     Annotated[WorkloadConfig, Tag(f"{KIND}mix")]
     | Annotated[Dl2Config, Tag(f"{KIND}dl2")]
+    | Annotated[ElasticWorkloadConfig, Tag(f"{KIND}elastic")]
     | Annotated[TraceWorkloadConfig, Tag(f"{KIND}trace")]
     | Annotated[FittedWorkloadConfig, Tag(f"{KIND}fitted")]
     | Annotated[LocalWorkloadsConfig, Tag(f"{KIND}local")],
@@ -146,7 +148,7 @@ WorkloadFile = Annotated[
         _kind,
         custom_error_type="unknown_kind",
         custom_error_message="there is no such kind of workload; "
-        "dl2, fitted, local, mix (or no kind) or trace was expected",
+        "dl2, elastic, fitted, local, mix (or no kind) or trace was expected",
     ),
     BeforeValidator(_contents),
 ]
@@ -254,6 +256,8 @@ class ExperimentConfig(Tree):
                 return AnalyticConfig(form="analytic").model(seed)
             case Dl2Config():
                 return AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(seed)
+            case ElasticWorkloadConfig():
+                return ElasticSpeedsConfig(form="elastic").model(seed)
             case TraceWorkloadConfig() | FittedWorkloadConfig():
                 elastic = self.workload.shape.elastic
                 return RigidSpeed() if elastic is None else ElasticSpeed(elastic.exponent)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName
 from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import InvalidInput
 from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
+from fedsched.policy.oracle_greedy import LowerBound, OracleGreedy, OracleGreedyOptions
+from fedsched.sim.comparing import Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.results import Collector
 from fedsched.sim.running import Request, build
@@ -65,18 +68,66 @@ def _run(
     experiment: ExperimentConfig, options: LearnedSpeedOptions, seed: int, known: SpeedStatistics
 ) -> tuple[SpeedStatistics, Run]:
     begun_s = time.process_time()
-    label = next(iter(experiment.policies))
     policies = {ClusterName(cluster.name): LearnedSpeed(options, known) for cluster in experiment.clusters}
+    jct_s, slots = _jct_s(experiment, policies, seed)
+    merged = known.merged(policies[name].observed for name in sorted(policies))
+    return merged, Run(seed, slots, jct_s, merged.observations, time.process_time() - begun_s)
+
+
+def _jct_s(experiment: ExperimentConfig, policies: Mapping[ClusterName, Policy], seed: int) -> tuple[float, int]:
+    """Mean JCT of a run with these policies, and its decisions.
+
+    Raises:
+        InvalidInput: it did not end.
+    """
     collector = Collector()
-    request = Request("training", experiment, label, seed)
+    request = Request("training", experiment, next(iter(experiment.policies)), seed)
     world = build(request, [collector.on], lambda event, commands: None, policies)
     world.run()
-    jobs = collector.jobs(world.clock.now_s)
     if world.ended < world.arrived:
         raise InvalidInput(
             f"{world.arrived - world.ended} jobs of the run with seed {seed} never ended",
             "raise slots_max, or take nodes that can hold them",
         )
-    merged = known.merged(policies[name].observed for name in sorted(policies))
-    jct_s = float((jobs.finish_s - jobs.submit_s).mean())
-    return merged, Run(seed, world.slots, jct_s, merged.observations, time.process_time() - begun_s)
+    jobs = collector.jobs(world.clock.now_s)
+    return float((jobs.finish_s - jobs.submit_s).mean()), world.slots
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Mean JCTs of one policy on jobs that it was not trained on."""
+
+    policy: str
+    jcts_s: tuple[float, ...]
+    """By seed."""
+
+    @property
+    def jct_s(self) -> Interval:
+        """Over the seeds."""
+        return interval(self.jcts_s)
+
+
+def judge(
+    experiment: ExperimentConfig,
+    statistics: SpeedStatistics,
+    options: LearnedSpeedOptions,
+    seeds: Sequence[int],
+    tell: Tell = lambda _: None,
+) -> tuple[Judged, ...]:
+    """The trained policy without exploration, the greedy that knows the true speeds, and the lower bound."""
+    frozen = options.model_copy(update={"explore": 0.0})
+    greedy = OracleGreedyOptions(stay=options.stay, resize_s=options.resize_s)
+    makers: dict[str, Callable[[], Policy]] = {
+        LearnedSpeed.name: lambda: LearnedSpeed(frozen, statistics),
+        OracleGreedy.name: lambda: OracleGreedy(greedy),
+        LowerBound.name: LowerBound,
+    }
+    judged = []
+    for name, maker in makers.items():
+        jcts_s = []
+        for seed in seeds:
+            policies = {ClusterName(cluster.name): maker() for cluster in experiment.clusters}
+            jcts_s.append(_jct_s(experiment, policies, seed)[0])
+        judged.append(Judged(name, tuple(jcts_s)))
+        tell(f"{name}: JCT {judged[-1].jct_s.mean:,.1f} s over {len(jcts_s)} held-out runs")
+    return tuple(judged)

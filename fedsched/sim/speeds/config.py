@@ -1,7 +1,7 @@
 """The `speeds` section of an experiment: which model of the truth, and what slows jobs down on top of it.
 
 speeds:
-  form: measured                # or analytic, scaling, goodput, recorded
+  form: measured                # or analytic, elastic, scaling, goodput, recorded
   table: data:dl2/speed.csv
   spread: {cost: 0.3}           # each of these is optional
   stragglers: {probability: 0.02, slowdown_max: 3}
@@ -144,6 +144,17 @@ class ScalingConfig(_Speeds):
         return ScalingSpeeds(curves, self.epoch_iterations, self.otherwise)
 
 
+class ElasticSpeedsConfig(_Speeds):
+    """What goes with the workload `elastic`: curves of models with and without parameter servers."""
+
+    form: Literal["elastic"]
+
+    def _bare(self, base: Path) -> SpeedModel:
+        from fedsched.sim.elastic_workload import ElasticSpeeds
+
+        return ElasticSpeeds()
+
+
 class GoodputConfig(_Speeds):
     """Pollux's form."""
 
@@ -172,7 +183,8 @@ def _loaded(name: str, known: tuple[str, ...], base: Path, load: Callable[[Path]
 
 
 SpeedsConfig = Annotated[
-    MeasuredConfig | AnalyticConfig | ScalingConfig | GoodputConfig | RecordedConfig, Field(discriminator="form")
+    MeasuredConfig | AnalyticConfig | ElasticSpeedsConfig | ScalingConfig | GoodputConfig | RecordedConfig,
+    Field(discriminator="form"),
 ]
 """The section; it always says its form."""
 

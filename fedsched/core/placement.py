@@ -72,7 +72,7 @@ class _Rooms:
         """Heaps of indices of nodes, some of which may have left."""
         self._graded: dict[tuple[int, tuple[str, ...]], dict[_Group, _Grade]] = {}
         """By demand and accelerators that will do: all groups with room, with their grades; the lowest is best."""
-        self._moved = dict.fromkeys(self._names)
+        self.moved = dict.fromkeys(self._names)
         """Nodes that are in another group than is noted. Noting it can wait until somebody looks for a node, which
         most grants do not: they confirm what runs."""
 
@@ -110,11 +110,11 @@ class _Rooms:
 
     def _set(self, node: NodeName, free: int, soft: int) -> None:
         self.free[node], self.soft[node] = free, soft
-        self._moved[node] = None
+        self.moved[node] = None
 
     def _note(self) -> None:
         sizes = self._sizes
-        for name in self._moved:
+        for name in self.moved:
             group = (self._kinds[name], self.free[name], self.soft[name])
             before = self._group_of.get(name)
             if group == before:
@@ -129,7 +129,7 @@ class _Rooms:
                 self._introduce(group)
             sizes[group] += 1
             heappush(self._members[group], self._index[name])
-        self._moved.clear()
+        self.moved.clear()
 
     def _introduce(self, group: _Group) -> None:
         for (demand, accelerators), graded in self._graded.items():
@@ -422,7 +422,7 @@ class TentativePlacement:
         if not count or not unconfirmed:
             return []
         rooms, demand = self._rooms, grant.amounts[role]
-        free = rooms.free
+        free, soft, moved = rooms.free, rooms.soft, rooms.moved
         narrowed = allowed != grant.view.accelerators  # else a running task may stay wherever it is
         stayed: list[TaskPlacement] = []
         others: list[TaskPlacement] = []
@@ -431,12 +431,15 @@ class TentativePlacement:
             if len(stayed) == count:
                 others += unconfirmed[position:]
                 break
+            left = free.get(node)
             if (
-                node in free
-                and (free[node] - demand) & ENOUGH == ENOUGH
+                left is not None
+                and (left - demand) & ENOUGH == ENOUGH
                 and not (narrowed and rooms.nodes[node].accelerator not in allowed)
             ):
-                rooms.confirm(node, demand)
+                free[node] = left - demand
+                soft[node] -= demand
+                moved[node] = None
                 stayed.append(entry)
             else:
                 others.append(entry)

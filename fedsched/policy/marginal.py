@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsched.core.decision import Budget, JobView
-from fedsched.core.job import Allocation
+from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.resources import Resources
 
 Floats = NDArray[np.float64]
@@ -39,8 +39,9 @@ LEFT_SLOTS_MIN = 0.5
 """A job that is nearly done does not become infinitely urgent."""
 LEFT_MIN = 0.02
 """Of its declared length a job always has so much left: declarations are wrong."""
-HORIZON_SLOTS = 10
-"""An allocation is expected to last for so many slots, or as long as the job."""
+HORIZONS_SLOTS = (10, 5, 2, 1)
+"""An allocation is expected to last for the largest of these numbers of slots that the job still needs: few numbers, so
+that steps need not be reckoned anew in every slot."""
 
 NOTHING = Allocation()
 Cell = tuple[int, int]
@@ -50,6 +51,13 @@ Cell = tuple[int, int]
 def amounts(resources: Resources) -> tuple[float, float, float]:
     """The resources as numbers, in one order."""
     return (float(resources.cpu_milli), float(resources.memory_mib), float(resources.gpu_milli))
+
+
+def _known(resources: Resources, known: dict[Resources, tuple[float, float, float]]) -> tuple[float, float, float]:
+    found = known.get(resources)
+    if found is None:
+        found = known[resources] = amounts(resources)
+    return found
 
 
 def per_unit(demand: Resources, capacity: Resources) -> Floats:
@@ -65,7 +73,8 @@ def urgency(left_slots: float) -> float:
 
 def pause(resize_s: float, slot_s: float, left_slots: float) -> float:
     """What a change costs, as a fraction of the training that the job does before the next one."""
-    return resize_s / (slot_s * max(1.0, min(HORIZON_SLOTS, left_slots)))
+    lasts = next((slots for slots in HORIZONS_SLOTS if left_slots >= slots), HORIZONS_SLOTS[-1])
+    return resize_s / (slot_s * lasts)
 
 
 @dataclass(eq=False)
@@ -198,8 +207,7 @@ def spend(wishes: Sequence[Wish], views: Sequence[JobView], capacity: Resources,
     if not wishes:
         return
     room = _Room(wishes, views, capacity, budget)
-    for number, workers, ps in _ordered(wishes):
-        room.step(number, workers, ps)
+    room.count_out(_ordered(wishes))
     room.grant_all()
 
 
@@ -231,7 +239,10 @@ class _Room:
         """Numbers of the jobs that get something, by their first step."""
         self._closed = [False] * len(wishes)
         self._left = list(amounts(capacity))
-        self._demands = [(amounts(wish.view.worker_demand), amounts(wish.view.ps_demand)) for wish in wishes]
+        known: dict[Resources, tuple[float, float, float]] = {}
+        self._demands = [
+            (_known(wish.view.worker_demand, known), _known(wish.view.ps_demand, known)) for wish in wishes
+        ]
         held = dict(budget.allocations())
         for wish in wishes:
             have = held.pop(wish.view.job_id, NOTHING)
@@ -245,20 +256,27 @@ class _Room:
                 taken = amounts(view.worker_demand * size.workers + view.ps_demand * size.ps)
                 self._left = [left - part for left, part in zip(self._left, taken, strict=True)]
 
-    def step(self, number: int, workers: int, ps: int) -> None:
-        """Raise a job's goal, or bring it as near to that as there is room."""
-        if self._closed[number]:
-            return
-        have = self._goals[number]
-        more = (workers - have[0], ps - have[1])
-        if self._fits(number, *more):
-            self._take(number, *more)
-            self._goals[number] = (workers, ps)
+    def count_out(self, steps: Sequence[tuple[int, int, int]]) -> None:
+        """Raise goals step by step, as far as there is room for all of them together."""
+        goals, demands, left, closed = self._goals, self._demands, self._left, self._closed
+        for number, workers, ps in steps:
+            if closed[number]:
+                continue
+            have = goals[number]
+            more_workers, more_ps = workers - have[0], ps - have[1]
+            # Written out for the three resources: this is what a decision on a large cluster spends its time on.
+            (cpu, memory, gpu), (ps_cpu, ps_memory, ps_gpu) = demands[number]
+            cpu = more_workers * cpu + more_ps * ps_cpu
+            memory = more_workers * memory + more_ps * ps_memory
+            gpu = more_workers * gpu + more_ps * ps_gpu
             self._turns[number] = None
-        else:
-            self._closed[number] = True
-            least = self._wishes[number].view.minimum
-            if have != (0, 0) or (workers, ps) != (least.workers, least.ps):
+            if (cpu <= left[0] or not cpu) and (memory <= left[1] or not memory) and (gpu <= left[2] or not gpu):
+                left[0] -= cpu
+                left[1] -= memory
+                left[2] -= gpu
+                goals[number] = (workers, ps)
+            else:
+                closed[number] = True
                 self._squeeze(number, workers, ps)
 
     def _fits(self, number: int, workers: int, ps: int) -> bool:
@@ -287,7 +305,6 @@ class _Room:
         if best is not None:
             self._take(number, best[0] - have[0], best[1] - have[1])
             self._goals[number] = best
-            self._turns[number] = None
 
     def _best_within(self, number: int, have: Cell, limit: Cell) -> Cell | None:
         """The most valuable allocation between two that there is room for, on the whole."""
@@ -305,8 +322,19 @@ class _Room:
         return int(curve.workers[best]), int(curve.ps[best])
 
     def grant_all(self) -> None:
-        """Have the budget find places; what it finds none for is tried again, smaller."""
+        """Have the budget find places; what it finds none for is tried again, smaller.
+
+        Who keeps what it has, or a part of that, comes first, so that nobody's new tasks push it from its places.
+        """
+        held = [allocation_of(wish.view.placement) for wish in self._wishes]
+        growing = []
         for number in self._turns:
+            workers, ps = self._goals[number]
+            if workers <= held[number].workers and ps <= held[number].ps:
+                self._grant(number)
+            else:
+                growing.append(number)
+        for number in growing:
             self._grant(number)
         for number, wish in enumerate(self._wishes):
             least, have = wish.view.minimum, self._have[number]

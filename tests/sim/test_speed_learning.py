@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedsched.cli.main import main
 from fedsched.config import parse
 from fedsched.core.job import Allocation
 from fedsched.policy import speed_checkpoint
@@ -17,7 +18,6 @@ from fedsched.sim.elastic_workload import ElasticSpeeds, ElasticWorkloadConfig
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.ports import Setting
 from fedsched.sim.speed_training import judge, train
-from tests.cli.running import cli
 
 
 def small(**changes: Any) -> ExperimentConfig:
@@ -80,7 +80,7 @@ def test_the_shipped_statistics_are_whole_and_say_how_to_make_them_again() -> No
     assert len(shipped.statistics) > 500
 
 
-def test_speeds_are_trained_and_merged_on_the_command_line(tmp_path: Path) -> None:
+def test_speeds_are_trained_and_merged_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two sites learn, exchange files, and both orders of merging give the same."""
     experiment = tmp_path / "e.yaml"
     experiment.write_text(
@@ -90,20 +90,18 @@ def test_speeds_are_trained_and_merged_on_the_command_line(tmp_path: Path) -> No
         "slot_length_s: 1200\ncosts: {preset: free}\n"
     )
     for seed in ("1", "2"):
-        done = cli("train", "speeds", str(experiment), str(tmp_path / seed), "--runs", "1", "--seed", seed)
-        assert done.returncode == 0, done.stderr
+        assert main(["train", "speeds", str(experiment), str(tmp_path / seed), "--runs", "1", "--seed", seed]) == 0
     one, two = str(tmp_path / "1"), str(tmp_path / "2")
 
     for names, out in (((one, two), "ab"), ((two, one), "ba")):
-        done = cli("policy", "merge", *names, str(tmp_path / out))
-        assert done.returncode == 0, done.stderr
+        assert main(["policy", "merge", *names, str(tmp_path / out)]) == 0
     damaged = tmp_path / "damaged"
     damaged.write_bytes((tmp_path / "1").read_bytes()[:-9])
-    refused = cli("policy", "merge", one, str(damaged), str(tmp_path / "c"))
+    refused = main(["policy", "merge", one, str(damaged), str(tmp_path / "c")])
 
     assert (tmp_path / "ab").read_bytes() == (tmp_path / "ba").read_bytes()
-    assert refused.returncode == 1
-    assert "is no whole file of statistics" in refused.stderr
+    assert refused == 1
+    assert "is no whole file of statistics" in capsys.readouterr().err
 
 
 def test_what_deciding_costs_is_measured_for_every_size_and_policy() -> None:

@@ -82,6 +82,9 @@ class JobScaled(Record, frozen=True):
     placement: Placement
     pause_s: float
     """How long workers stood still."""
+    term: int = 0
+    """With `seq`: the order that this answers. 0 in journals of before answers named their orders."""
+    seq: int = 0
 
 
 class ScaleFailed(Record, frozen=True):
@@ -92,6 +95,9 @@ class ScaleFailed(Record, frozen=True):
     attempt: int
     placement: Placement
     message: str
+    term: int = 0
+    """With `seq`: the order that this answers, as in `JobScaled`."""
+    seq: int = 0
 
 
 class ProgressReported(Record, frozen=True):

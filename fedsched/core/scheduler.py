@@ -532,7 +532,8 @@ class Scheduler:
         job.in_flight = placement
         message = f"{job.status.allocation} -> {allocation_of(placement)}"
         save = self._move(time_s, job, Trigger.RESIZE, reason, message)
-        order = ScaleJob(self.state.term, self._next_seq(), job.spec.job_id, job.status.attempt, placement)
+        job.resize_order = (self.state.term, self._next_seq())
+        order = ScaleJob(*job.resize_order, job.spec.job_id, job.status.attempt, placement)
         return [save, order]
 
     def _fits_now(self, job: LiveJob, added: Placement) -> bool:
@@ -550,10 +551,13 @@ class Scheduler:
         job, time_s, placement = self._current(event), event.time_s, event.placement
         if job is None or job.status.phase is not JobPhase.RESIZING:
             return []  # an end was ordered meanwhile; the tasks are counted when they are gone
+        if event.seq and (event.term, event.seq) != job.resize_order:
+            return []  # an older order may have wanted, or have failed to leave, the very same places
         expected = job.status.placement if reason is Reason.RESIZE_FAILED else job.in_flight
         if job.adopting or placement != expected:
             return []  # an answer to an older order, or one that the adoption will confirm
         grew = placement != job.status.placement
+        job.in_flight = None
         save = self._move(
             time_s,
             job,
@@ -564,8 +568,6 @@ class Scheduler:
             resizes=job.status.resizes + grew,
             changed_s=time_s,
         )
-        job.in_flight = None
-        self._settle(time_s, job)
         if reason is Reason.RESIZE_FAILED:
             self._aim(job, placement)  # try again only when a later slot decides so
         return [save, *self._relieve(time_s), *self._advance(time_s)]

@@ -57,6 +57,8 @@ class LiveJob:
     """What the last decision wants; equals `status.placement` once carried out."""
     in_flight: Placement | None = None
     """What the order that the executor works on will leave: empty for a stop. None when nothing is in flight."""
+    resize_order: tuple[int, int] = (0, 0)
+    """Term and number of the newest resize that was ordered."""
     leaving: Placement = ()
     """While a stop is in flight: all that it ends, the tasks that an unfinished resize was adding among them."""
     adopting: bool = False

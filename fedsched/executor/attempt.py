@@ -572,12 +572,13 @@ class AttemptDriver:
         self._resize = None
         self._forget(resize.leaving)
         now, job_id, attempt = self._context.clock(), self._spec.job_id, self._files.number
+        order = resize.order
         if not resize.failure:
-            self._placement = tuple(sorted(resize.order.placement))
+            self._placement = tuple(sorted(order.placement))
             self._note_nodes()
-            self._post(JobScaled(now, job_id, attempt, self._placement, resize.pause_s))
+            self._post(JobScaled(now, job_id, attempt, self._placement, resize.pause_s, order.term, order.seq))
         elif not self._is_ending_by_itself() and self._is_running(COORDINATOR):
-            self._post(ScaleFailed(now, job_id, attempt, self._placement, resize.failure))
+            self._post(ScaleFailed(now, job_id, attempt, self._placement, resize.failure, order.term, order.seq))
         self._answer_adoption()
 
     def _note_nodes(self) -> None:

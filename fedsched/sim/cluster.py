@@ -246,6 +246,7 @@ class SimulatedCluster:
             costs=rules.costs,
             pace_s=rules.slot_length_s if rules.clock == "slots" else 1.0,
             crowded=rules.crowded,
+            resize_fails=setup.faults.resize_fails if setup.faults is not None else None,
         )
         self.policy = SimulatedPolicy(clock, self._post, setup.policy, setup.fallback, setup.learner)
         self._loop: Loop | None = self._begin(setup.nodes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsched.core.cluster import Node
 from fedsched.core.commands import AdoptJobs, ExecutorCommand, ScaleJob, StartJob, StopJob
-from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported
+from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported, ScaleFailed
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Placement, Progress, Reason, allocation_of
 from fedsched.runtime.ports import Post
@@ -63,6 +63,7 @@ class SimulatedExecutor:
         costs: how long orders take; a job makes no progress meanwhile.
         pace_s: the time over which speeds are asked for; the length of a slot, say.
         crowded: whether a job's speed depends on who else is on its nodes.
+        resize_fails: whether the next resize is rolled back in the end; None: no resize is.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class SimulatedExecutor:
         costs: Costs,
         pace_s: float = 1.0,
         crowded: bool = False,
+        resize_fails: Callable[[], bool] | None = None,
     ) -> None:
         self._clock = clock
         self._post = post
@@ -85,6 +87,7 @@ class SimulatedExecutor:
         self._costs = costs
         self._pace_s = pace_s
         self._crowded = crowded
+        self._resize_fails = resize_fails
         self._jobs: dict[JobId, _Running] = {}
         self._checkpoints: dict[JobId, float] = {}
         self._obeyed = (0, 0)
@@ -147,17 +150,28 @@ class SimulatedExecutor:
         if running is None or running.attempt != command.attempt:
             return
         self._pause(running)
-        self._later(running, running.costs.scale_s, self._scaled, command.placement)
+        fails = self._resize_fails is not None and self._resize_fails()
+        self._later(running, running.costs.scale_s, self._roll_back if fails else self._scaled, command)
 
-    def _scaled(self, running: _Running, placement: Placement) -> None:
-        before, running.placement = running.placement, placement
+    def _scaled(self, running: _Running, order: ScaleJob) -> None:
+        before, placement = running.placement, order.placement
+        running.placement = placement
         running.setting = self._setting(placement)
         self._train(running)
-        job_id, now_s = running.job.spec.job_id, self._clock.now_s
-        self._post(JobScaled(now_s, job_id, running.attempt, placement, running.costs.scale_s))
+        now_s, pause_s = self._clock.now_s, running.costs.scale_s
+        self._post(JobScaled(now_s, order.job_id, running.attempt, placement, pause_s, order.term, order.seq))
         self._tell_who_seeks(running)
         if self._crowded:
             self._disturb((*before, *placement))
+
+    def _roll_back(self, running: _Running, order: ScaleJob) -> None:
+        self._train(running)
+        message = "the fault plan has this resize fail"
+        failed = ScaleFailed(
+            self._clock.now_s, order.job_id, running.attempt, running.placement, message, order.term, order.seq
+        )
+        self._post(failed)
+        self._tell_who_seeks(running)
 
     def _stop(self, command: StopJob) -> None:
         running = self._jobs.get(command.job_id)

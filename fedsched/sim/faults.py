@@ -1,8 +1,8 @@
 """What goes wrong around a simulated cluster: plans that are drawn from a seed, and how they reach a world.
 
 A plan is data. Nodes are lost and return, the agent dies and comes back under a new term with what the store holds,
-the executor's answers are late or come twice, the store is slow, users cancel, the policy misbehaves. Answers are lost
-only with the agent that they were meant for: while it is down nobody hears them.
+resizes fail, the executor's answers are late or come twice, the store is slow, users cancel, the policy misbehaves.
+Answers are lost only with the agent that they were meant for: while it is down nobody hears them.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class FaultPlan:
     """Writes take from nothing to so long."""
     bad_answers: tuple[tuple[int, BadAnswer], ...] = ()
     """By slot."""
+    resizes_fail: float = 0.0
+    """Probability of a resize to be rolled back."""
 
     def __str__(self) -> str:
         bad = ", ".join(f"slot {slot} {kind.value}" for slot, kind in self.bad_answers)
@@ -81,7 +83,7 @@ class FaultPlan:
         return (
             f"agent down: {down or 'never'}; {events or 'no events'}; policy: {bad or 'well'}; "
             f"answers: {self.late:.0%} up to {self.late_s_max:.1f} s late, {self.twice:.0%} twice; "
-            f"writes take up to {self.store_s_max:.1f} s"
+            f"writes take up to {self.store_s_max:.1f} s; {self.resizes_fail:.0%} of the resizes fail"
         )
 
 
@@ -117,6 +119,7 @@ def draw_plan(seed: int, nodes: Sequence[Node], jobs: Sequence[JobSpec], until_s
         twice=draw() * 0.3,
         store_s_max=draw() * 3,
         bad_answers=bad,
+        resizes_fail=draw() * 0.5,
     )
 
 
@@ -127,6 +130,7 @@ class Faults:
         self.plan = plan
         self._answers = stream(plan.seed, "faults/answers").random
         self._store = stream(plan.seed, "faults/store").random
+        self._resizes = stream(plan.seed, "faults/resizes").random
         self._last_s: dict[JobId, float] = {}
 
     def arrivals_s(self, now_s: float, answer: Event) -> tuple[float, ...]:
@@ -142,6 +146,10 @@ class Faults:
             times_s = (arrival_s, arrival_s + self._answers() * 2)
         self._last_s[answer.job_id] = times_s[-1]
         return times_s
+
+    def resize_fails(self) -> bool:
+        """Whether the resize that begins now is rolled back in the end."""
+        return self._resizes() < self.plan.resizes_fail
 
     def store_s(self) -> float:
         """How long the next write takes."""

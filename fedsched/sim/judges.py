@@ -108,7 +108,7 @@ class Judges:
 class _Judged:
     """What is known of one job."""
 
-    __slots__ = ("attempt", "expected", "held", "phase", "seq", "sought", "spec")
+    __slots__ = ("attempt", "expected", "held", "phase", "resize", "seq", "sought", "spec")
 
     def __init__(self, spec: JobSpec, status: JobStatus) -> None:
         self.spec = spec
@@ -119,8 +119,10 @@ class _Judged:
         """Tasks that may exist: those that run and those that an order adds."""
         self.sought = False
         """The agent has changed, and the new one has not been told yet what it holds."""
+        self.resize = (0, 0)
+        """Term and number of the newest resize: other answers are to older orders."""
         self.expected: dict[type, set[TaskPlacement]] = {}
-        """What the newest resize leaves when it succeeds and when it fails: other answers are to older orders."""
+        """What it leaves when it succeeds and when it fails."""
 
 
 class _Watched:
@@ -214,8 +216,12 @@ class _Watched:
         judged = self._jobs.get(event.job_id)
         if judged is None or judged.attempt != event.attempt or judged.phase not in ACTIVE:
             return
-        adopted = isinstance(event, JobAdopted) and judged.sought
-        if adopted or set(event.placement) == judged.expected.get(type(event)):
+        if isinstance(event, JobAdopted):
+            settles = judged.sought
+        else:
+            newest = (event.term, event.seq) == judged.resize
+            settles = newest and set(event.placement) == judged.expected.get(type(event))
+        if settles:
             judged.expected, judged.sought = {}, False
             self._hold(judged, event.placement, checked=False)
 
@@ -274,6 +280,7 @@ class _Watched:
         self._ordered(command)
         judged = self._jobs.get(command.job_id)
         if judged is not None:
+            judged.resize = (command.term, command.seq)
             judged.expected = {JobScaled: set(command.placement), ScaleFailed: set(judged.held)}
         self._add(command.job_id, command.attempt, command.placement)
 

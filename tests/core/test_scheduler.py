@@ -16,6 +16,7 @@ from fedsched.core.events import (
     NodeChanged,
     NodeLost,
     ProgressReported,
+    ScaleFailed,
     SlotStarted,
 )
 from fedsched.core.ids import JobId, NodeName
@@ -125,6 +126,36 @@ def test_a_failed_resize_leaves_the_job_running_and_says_why(world: World) -> No
     assert status(world, "a").reason is Reason.RESIZE_FAILED
     assert status(world, "a").allocation == Allocation(1, 1)
     assert status(world, "a").resizes == 0
+
+
+def test_a_late_answer_to_an_older_resize_is_not_taken_for_one_to_the_newest(world: World) -> None:
+    """The same places may fail to grow twice; freeing the second order's tasks at the first's news doubles them."""
+    assign(world, "a")
+    slot(world, 1, {"a": (1, 1)})
+    world.settle()
+    slot(world, 2, {"a": (2, 1)})
+    (order,) = world.inbox
+    assert isinstance(order, ScaleJob)
+    world.carry_out(well=False)
+    slot(world, 3, {"a": (2, 1)})
+    assert status(world, "a").phase is JobPhase.RESIZING
+    holds = status(world, "a").placement
+    late = ScaleFailed(world.now_s, order.job_id, order.attempt, holds, "once more", order.term, order.seq)
+    assert world.tell(late) == []
+    assert status(world, "a").phase is JobPhase.RESIZING
+    world.settle()
+    assert (status(world, "a").phase, status(world, "a").allocation) == (JobPhase.RUNNING, Allocation(2, 1))
+
+
+def test_a_resize_that_is_rolled_back_is_told_with_what_the_job_holds_then(world: World) -> None:
+    """Bills and charts are made of the steps of a job's life."""
+    assign(world, "a")
+    slot(world, 1, {"a": (1, 1)})
+    world.settle()
+    slot(world, 2, {"a": (2, 1)})
+    world.carry_out(well=False)
+    last = world.transitions[-1]
+    assert (last.reason, last.allocation) == (Reason.RESIZE_FAILED, Allocation(1, 1))
 
 
 def test_a_cancelled_job_ends_when_its_tasks_have_ended(world: World) -> None:

@@ -212,10 +212,14 @@ class World:
         self.judge({entry.node for entry in added})
         if well:
             attempt.tasks = set(order.placement)
-            self.tell(JobScaled(self.now_s, order.job_id, order.attempt, order.placement, 0.01))
+            self.tell(JobScaled(self.now_s, order.job_id, order.attempt, order.placement, 0.01, order.term, order.seq))
         else:
             attempt.tasks = set(before)
-            self.tell(ScaleFailed(self.now_s, order.job_id, order.attempt, before, "new tasks did not join"))
+            self.tell(
+                ScaleFailed(
+                    self.now_s, order.job_id, order.attempt, before, "new tasks did not join", order.term, order.seq
+                )
+            )
 
     def _stop(self, order: StopJob) -> None:
         attempt = self.running.get(order.job_id)

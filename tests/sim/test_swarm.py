@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from fedsched.core import scheduler
 from fedsched.core.cluster import Node
+from fedsched.core.commands import Command
+from fedsched.core.events import JobScaled, ScaleFailed
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, JobStatus
 from fedsched.core.scheduler import Scheduler
@@ -19,12 +23,32 @@ FOUND = (40, 66, 180, 381, 396, 436)
 """Seeds that showed faults: an answer to an older order that was believed, room given away while tasks were leaving."""
 
 
+CONFUSED = (15, 32, 45)
+"""Seeds whose plans have an answer come when the next resize of the same job is under way."""
+
+
 @pytest.mark.parametrize("seed", [*range(12), *FOUND])
 def test_no_promise_is_broken_whatever_goes_wrong(seed: int) -> None:
     """To see a failure again: fedsched sim swarm --first SEED --seeds 1."""
     verdict = judge_seed(seed)
     assert not verdict.problem, f"{verdict.problem}\n{verdict.plan}\n{verdict.command}"
     assert verdict.steps > 50
+
+
+@pytest.mark.parametrize("seed", CONFUSED)
+def test_a_scheduler_that_believes_answers_to_older_resizes_is_found(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans in which resizes fail and answers come late and twice show it, and nothing else is wrong with them."""
+    assert not judge_seed(seed).problem
+
+    def hear_without_order(core: Scheduler, event: JobScaled | ScaleFailed) -> list[Command]:
+        return heard[type(event)](core, replace(event, term=0, seq=0))
+
+    heard = dict(scheduler._HANDLERS)
+    for kind in (JobScaled, ScaleFailed):
+        monkeypatch.setitem(scheduler._HANDLERS, kind, hear_without_order)
+    assert judge_seed(seed).problem
 
 
 def test_a_seed_says_the_same_twice() -> None:
@@ -45,7 +69,7 @@ def test_plans_hold_every_kind_of_fault() -> None:
     }
     assert {kind for plan in plans for _, kind in plan.bad_answers} == set(BadAnswer)
     assert any(plan.outages for plan in plans)
-    assert any(plan.late and plan.twice and plan.store_s_max for plan in plans)
+    assert any(plan.late and plan.twice and plan.store_s_max and plan.resizes_fail for plan in plans)
 
 
 def test_a_planted_fault_is_found_and_the_command_that_shows_it_is_printed(

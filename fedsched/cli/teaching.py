@@ -17,8 +17,20 @@ from fedsched.files import refuse_clashes
 from fedsched.sim import teaching_state
 from fedsched.sim.teaching import Recipe, State, Tell, Training, write_log
 
-SHOWN = ("episode", "slots", "decisions", "version", "loss", "entropy", "mean_reward", "train_jct_slots")
-"""Columns of the log that people see while it runs; the held-out JCT comes last."""
+SHOWN = {
+    "RUN": "episode",
+    "SLOTS": "slots",
+    "CHOICES": "decisions",
+    "VERSION": "version",
+    "LOSS": "loss",
+    "ENTROPY": "entropy",
+    "REWARD": "mean_reward",
+    "JCT": "train_jct_slots",
+    "HELD-OUT": "jct_slots.all",
+}
+"""Columns that people see while it runs, and of the log; both JCTs are averages in slots."""
+SPARE = ("LOSS", "CHOICES", "VERSION")
+"""Left out where a terminal is narrow, the first one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +170,25 @@ def _shown(episodes: int, state: State) -> Iterator[Tell]:
 
     bar = Progress(TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     task = bar.add_task("runs", total=episodes, completed=state.episodes)
-    columns = (*(name.upper() for name in SHOWN), "JCT_SLOTS")
-    with Live(bar, console=Console(stderr=True), refresh_per_second=4) as live:
+    terminal = Console(stderr=True)
+    with Live(bar, console=terminal, refresh_per_second=4) as live:
 
         def show(row: dict[str, Any], now: State) -> None:
             bar.update(task, completed=now.episodes)
             lines = [_cells(row) for row in now.rows[-12:]]
-            live.update(Group(grid(columns, lines), f"held-out JCT: {curve(now.rows)}", bar))
+            live.update(
+                Group(grid(tuple(SHOWN), lines, SPARE, terminal.width), f"held-out JCT: {curve(now.rows)}", bar)
+            )
 
         yield show
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(_number(row.get(name)) for name in (*SHOWN, "jct_slots.all"))
+    return tuple(_number(row.get(name)) for name in SHOWN.values())
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    named = ((name, row.get(name)) for name in (*SHOWN, "jct_slots.all"))
+    named = ((name, row.get(name)) for name in SHOWN.values())
     return ", ".join(f"{name} {_number(value)}" for name, value in named if value is not None)
 
 

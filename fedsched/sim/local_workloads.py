@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,4 +71,4 @@ class LocalWorkloads:
         source = Mix(config) if isinstance(config, WorkloadConfig) else Dl2Workload(config)
         for job in source.draw(seed):
             job_id = JobId(f"{cluster}-{job.spec.job_id}")
-            yield replace(job, spec=structs.replace(job.spec, job_id=job_id), origin=cluster)
+            yield structs.replace(job, spec=structs.replace(job.spec, job_id=job_id), origin=cluster)

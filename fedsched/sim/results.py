@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedsched.core.cluster import Node
 from fedsched.core.commands import Command, SaveJob, ScaleJob
-from fedsched.core.events import Event, JobAssigned, NodeChanged, NodeLost, TermTaken
+from fedsched.core.events import Event, JobAdopted, JobAssigned, NodeChanged, NodeLost, TermTaken
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import ACTIVE, TERMINAL, Allocation, JobPhase, JobSpec, JobStatus, Transition, allocation_of
 from fedsched.errors import InvalidInput
@@ -291,6 +291,8 @@ class Collector:
                 self._take_up(watched, event)  # type: ignore[arg-type]
             elif kind is NodeChanged or kind is NodeLost:
                 watched.change_nodes(event)  # type: ignore[arg-type]
+            elif kind is JobAdopted and commands:
+                self._find(watched, event)  # type: ignore[arg-type]
             saved: SaveJob | None = None
             for command in commands:
                 if type(command) is SaveJob:
@@ -380,6 +382,14 @@ class Collector:
         watched.change(
             time_s, live, queued=queued - was_queued, active=active - (not was_queued), gpus=gpus, cores=cores
         )
+
+    def _find(self, watched: _Cluster, event: JobAdopted) -> None:
+        """A new agent hears what a job really holds; a resize that it knew to be under way may be over, or never was."""
+        live = self._live.get(event.job_id)
+        if live is not None:
+            self._rows.spend(live, event.time_s)
+            gpus, cores = live.holds(allocation_of(event.placement))
+            watched.change(event.time_s, live, queued=0, active=0, gpus=gpus, cores=cores)
 
     def _overlap(self, watched: _Cluster, order: ScaleJob, status: JobStatus) -> None:
         """While a job is resized it holds the tasks that leave and those that come."""

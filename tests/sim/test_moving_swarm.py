@@ -99,3 +99,9 @@ def test_no_promise_is_broken_when_jobs_move_while_agents_and_nodes_come_and_go(
 ) -> None:
     """A job that is stopped to change its place is between two agents, two nodes and two answers at once."""
     assert sum(stops_of(policy, clock, seed) for seed in range(SEEDS)) > SEEDS
+
+
+@pytest.mark.parametrize(("clock", "seed"), [("exact", 137), ("slots", 159)])
+def test_a_new_agent_that_stops_a_job_counts_what_it_found_of_it(clock: Literal["slots", "exact"], seed: int) -> None:
+    """The store knew of a resize, and the job had come out of it with fewer tasks before it was to stop."""
+    assert stops_of("gavel_maxmin", clock, seed)

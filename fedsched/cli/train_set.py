@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +21,7 @@ def train_set(
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Checkpoint file to write.", show_default=False)],
     teacher: Annotated[
-        str, typer.Option(help="Policy to imitate before improving on it; none: start from nothing.")
+        str, typer.Option(help="Policy to imitate before improving on it; none: nobody.")
     ] = "learned_speed",
     teacher_checkpoint: Annotated[
         str, typer.Option(help="What the teacher knows: a file, builtin, or scratch: it learns the speeds here first.")
@@ -32,7 +31,7 @@ def train_set(
     improvements: Annotated[int, typer.Option(min=0, help="Rounds of improvement, of 1024 slots each.")] = 30,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Improve on these weights instead of imitating anybody.", show_default=False),
+        typer.Option("--from", help="Weights to begin with, instead of ones that know nothing.", show_default=False),
     ] = None,
     best: Annotated[
         Path | None, typer.Option(help="Also write the weights that were best on validation.", show_default=False)
@@ -53,7 +52,7 @@ def train_set(
     from fedsched.policy import registry
     from fedsched.policy.set import SetOptions
     from fedsched.sim.experiment import load_experiment
-    from fedsched.sim.set_training import Ground, Plan, speed_teacher, train
+    from fedsched.sim.set_training import Ground, Plan, Teaching, informed_teacher, speed_teacher, train
 
     for path in filter(None, (file, best, curve)):
         if not path.parent.is_dir():
@@ -65,16 +64,16 @@ def train_set(
     ground = Ground.of(load_experiment(experiment))
     plan = Plan(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
     first = None if source is None else registry.load_set(source)
-    make = None
-    if first is not None:
-        plan, teacher = replace(plan, lessons=0), "none"
-    elif (teacher, teacher_checkpoint) == ("learned_speed", "scratch"):
+    make: Teaching | None = None
+    if (teacher, teacher_checkpoint) == ("learned_speed", "scratch"):
         make = speed_teacher(ground, tell)
+    elif teacher == "oracle_greedy":
+        make = informed_teacher(ground)
     elif teacher != "none":
         chosen = {"name": teacher, "checkpoint": teacher_checkpoint.replace("scratch", "builtin"), "explore": False}
         config = parse(PolicyConfig, chosen, "the teacher")
         registry.make(config)  # A mistake is told before the work.
-        make = lambda: registry.make(config)  # noqa: E731
+        make = lambda jobs: registry.make(config)  # noqa: E731
     command = (
         f"fedsched train set {experiment.name} FILE --teacher {teacher} --teacher-checkpoint {teacher_checkpoint} "
         f"--seed {seed} --lessons {lessons} --improvements {improvements}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from random import Random
@@ -29,9 +29,12 @@ from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.set import UNKNOWN, Array, Arrays, Set, SetOptions, Shape, initial
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.fluid import Fluid, Pool
-from fedsched.sim.ports import SpeedModel, Workload
+from fedsched.sim.ports import SimulatedJob, SpeedModel, Workload
+from fedsched.sim.speeds.oracle import oracle
 
 Tell = Callable[[str], None]
+Teaching = Callable[[Sequence[SimulatedJob]], Policy]
+"""Makes a new teacher for a cluster with these jobs."""
 SEED_STRIDE = 1_000_000
 TRAINING_SEEDS = 1_000
 """Workloads are drawn from this seed on; those below are for validation and for whoever makes claims."""
@@ -124,7 +127,7 @@ def train(
     ground: Ground,
     plan: Plan,
     *,
-    teacher: Callable[[], Policy] | None,
+    teacher: Teaching | None,
     options: SetOptions,
     command: str,
     first: Arrays | None = None,
@@ -135,17 +138,17 @@ def train(
     Args:
         ground: what is trained on.
         plan: how long; `lessons` need a teacher.
-        teacher: makes a new teacher for each cluster; None: improvement starts from weights that know nothing.
+        teacher: None: nobody is imitated.
         options: that the policy decides with, in training as later.
         command: what a user types for this; it goes into the checkpoint.
-        first: weights to improve on instead of imitating anybody; with those that an imitation of this seed ended
-            with, the result is the same as of imitation and improvement in one go.
+        first: weights to begin with. With those that an imitation of this seed ended with, improvement alone gives
+            the same as imitation and improvement in one go.
         tell: hears how it goes.
     """
     return _Training(ground, plan, options, tell).run(teacher, command, first)
 
 
-def speed_teacher(ground: Ground, tell: Tell = lambda _: None) -> Callable[[], Policy]:
+def speed_teacher(ground: Ground, tell: Tell = lambda _: None) -> Teaching:
     """Makes teachers that have learned the ground's speeds as `learned_speed` does: from progress that they saw."""
     from fedsched.core.speeds import SpeedStatistics
     from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
@@ -159,7 +162,19 @@ def speed_teacher(ground: Ground, tell: Tell = lambda _: None) -> Callable[[], P
         tell(f"the teacher learns on {share:g} of the cluster: average JCT {jct_s / ground.slot_length_s:.2f} slots")
     # Nobody ages at the teacher's: that is a rule of the student's own.
     frozen = LearnedSpeedOptions(explore=0.0, learn=False, patience_slots=1_000_000)
-    return lambda: LearnedSpeed(frozen, statistics)
+    return lambda jobs: LearnedSpeed(frozen, statistics)
+
+
+def informed_teacher(ground: Ground) -> Teaching:
+    """Makes teachers that know the ground's true speeds, which only simulations can; the student never sees them."""
+    from fedsched.policy.oracle_greedy import OracleGreedy
+
+    def make(jobs: Sequence[SimulatedJob]) -> Policy:
+        teacher = OracleGreedy()
+        teacher.consult(oracle(ground.speeds, {job.spec.job_id: job for job in jobs}))
+        return teacher
+
+    return make
 
 
 class _Episode:
@@ -186,12 +201,18 @@ class _Training:
         self._paces = Paces()
         self._drawn = 0
 
-    def run(self, teacher: Callable[[], Policy] | None, command: str, first: Arrays | None) -> Trained:
+    def run(self, teacher: Teaching | None, command: str, first: Arrays | None) -> Trained:
         plan = self.plan
         improver = Improver(first or initial(self._shape, plan.seed), learning_rate=plan.imitation_rate, seed=plan.seed)
-        lessons = self._imitate(improver, teacher) if teacher is not None and plan.lessons and first is None else 0
+        lessons = (
+            self._imitate(improver, teacher, begin_with_teacher=first is None)
+            if teacher is not None and plan.lessons
+            else 0
+        )
         best = self._mark("imitation" if lessons else "start", improver.arrays()), improver.arrays()
-        best, last = self._improve(improver.arrays(), best)
+        last = best[1]
+        if plan.improvements:
+            best, last = self._improve(last, best)
         made: dict[str, str | int | float] = {
             "command": command,
             "seed": plan.seed,
@@ -209,8 +230,8 @@ class _Training:
 
     # --- imitation
 
-    def _imitate(self, improver: Improver, teacher: Callable[[], Policy]) -> int:
-        """The teacher decides in the first round, the student in the others; the teacher comments on all of them."""
+    def _imitate(self, improver: Improver, teacher: Teaching, *, begin_with_teacher: bool) -> int:
+        """The student decides, but for the first round of one that knows nothing; the teacher comments on all slots."""
         plan, lessons = self.plan, list[Lesson]()
         episodes = [self._episode(teacher) for _ in range(plan.environments)]
         for number in range(plan.lessons):
@@ -219,7 +240,9 @@ class _Training:
                 for _ in range(plan.slots):
                     if episodes[index].fluid.over:
                         episodes[index] = self._episode(teacher)
-                    lessons.append(_taught(episodes[index], student, teacher_decides=number == 0))
+                    lessons.append(
+                        _taught(episodes[index], student, teacher_decides=begin_with_teacher and number == 0)
+                    )
             self.slots += plan.environments * plan.slots
             last = number == plan.lessons - 1
             loss = imitate(improver, lessons, passes=plan.passes * (3 if last else 1))
@@ -274,7 +297,7 @@ class _Training:
 
     # --- parts
 
-    def _episode(self, teacher: Callable[[], Policy] | None) -> _Episode:
+    def _episode(self, teacher: Teaching | None) -> _Episode:
         """The next cluster: a drawn size, the next jobs, some of them shown without their type."""
         self._drawn += 1
         seed = TRAINING_SEEDS + self.plan.seed * SEED_STRIDE + self._drawn
@@ -284,7 +307,7 @@ class _Training:
         hidden: dict[JobId, str] = {job.spec.job_id: UNKNOWN for job in jobs if self._chance.random() < HIDDEN_SHARE}
         ground = self.ground
         fluid = Fluid(ground.part(share), jobs, ground.speeds, ground.slot_length_s, shown=hidden)
-        return _Episode(fluid, teacher() if teacher is not None else None)
+        return _Episode(fluid, teacher(jobs) if teacher is not None else None)
 
     def _policy(self, arrays: dict[str, Array], seed: int, *, explore: bool) -> Set:
         return Set(arrays, shape=self._shape, seed=seed, explore=explore, options=self.options)

@@ -18,7 +18,7 @@ from fedsched.policy.set import Arrays, SetOptions
 from fedsched.sim import set_training
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.fluid import Fluid
-from fedsched.sim.set_training import Ground, Plan, Trained, speed_teacher, train
+from fedsched.sim.set_training import Ground, Plan, Trained, informed_teacher, speed_teacher, train
 from fedsched.sim.speeds.config import AnalyticConfig
 
 GROUND = Ground(
@@ -31,7 +31,7 @@ TINY = Plan(seed=1, environments=2, slots=12, lessons=2, passes=1, improvements=
 
 
 def tiny(plan: Plan = TINY, first: Arrays | None = None) -> Trained:
-    teacher = (lambda: plugins.make("drf", {})) if first is None else None
+    teacher = (lambda jobs: plugins.make("drf", {})) if first is None else None
     return train(GROUND, plan, teacher=teacher, options=SetOptions(), command="here", first=first)
 
 
@@ -53,17 +53,10 @@ def test_imitation_now_and_improvement_later_is_the_same_as_both_at_once() -> No
 
 def test_an_improvement_that_does_harm_is_undone() -> None:
     """At a rate that ruins any network, what was learned from the teacher must survive."""
-    wild = Plan(
-        seed=1, environments=2, slots=12, lessons=2, passes=1, improvements=2, improvement_rate=3.0, check_every=2
-    )
+    wild = replace(TINY, lessons=3, slots=40, passes=8, improvements=2, improvement_rate=3.0)
     told: list[str] = []
     result = train(
-        GROUND,
-        wild,
-        teacher=lambda: plugins.make("drf", {}),
-        options=SetOptions(),
-        command="here",
-        tell=told.append,
+        GROUND, wild, teacher=informed_teacher(GROUND), options=SetOptions(), command="here", tell=told.append
     )
     first, ruined, last = result.curve
     assert ruined.score > first.score * (1 + set_training.HARM)
@@ -74,9 +67,11 @@ def test_an_improvement_that_does_harm_is_undone() -> None:
 
 def test_a_teacher_has_learned_the_speeds_before_it_teaches() -> None:
     """Its lessons are worth what it knows."""
-    make = speed_teacher(GROUND)
-    taught_s = Fluid(GROUND.part(1.0), GROUND.workload.draw(5), GROUND.speeds, 1200.0).run(make())
+    jobs = list(GROUND.workload.draw(5))
+    taught_s = Fluid(GROUND.part(1.0), jobs, GROUND.speeds, 1200.0).run(speed_teacher(GROUND)(jobs))
+    informed_s = Fluid(GROUND.part(1.0), jobs, GROUND.speeds, 1200.0).run(informed_teacher(GROUND)(jobs))
     drf_s = Fluid(GROUND.part(1.0), GROUND.workload.draw(5), GROUND.speeds, 1200.0).run(plugins.make("drf", {}))
+    assert informed_s <= taught_s * 1.01
     assert taught_s < drf_s
 
 

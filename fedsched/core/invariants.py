@@ -2,31 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from fedsched.core.choosing import Footprint
+from fedsched.core.commands import Command, SaveJob
+from fedsched.core.events import Event, JobAssigned, NodeChanged, NodeLost, SlotStarted, TermTaken
+from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import TERMINAL, JobPhase
-from fedsched.core.resources import resources_of
-from fedsched.core.state import NOTHING, ClusterState, LiveJob
+from fedsched.core.resources import OVERDRAWN, amount_of, resources_of
+from fedsched.core.state import ClusterState, LiveJob
 
 
 class BrokenInvariant(AssertionError):
     """The scheduler's state contradicts itself: a fault of ours."""
 
 
-def check(state: ClusterState) -> None:
-    """Look at the whole state.
+class Invariants:
+    """Looks at what each event has touched, and from time to time at everything.
 
-    Raises:
-        BrokenInvariant: names the job or node and the promise that does not hold.
+    An event is charged for the jobs that it names or saves and for their nodes. The whole state is looked at when nodes
+    or the term change, and at slots as soon as as many events have passed as there are jobs; so a large cluster costs
+    no more per event than a small one, and what an event touches without saying so is found soon.
     """
-    for job in state.jobs.values():
-        _check_job(job, state.config.rebuild)
-    promised, held = state.count(lambda job: job.settled), state.count(lambda job: job.held)
-    for name, node in state.nodes.items():
-        amount = promised.get(name, NOTHING)
-        _require(amount.fits_in(node.capacity), f"node {name} holds {node.capacity}, promised is {amount}")
-        if not state.config.rebuild:
-            free = node.capacity - held.get(name, NOTHING)
-            booked = resources_of(state.free[name])
-            _require(booked == free, f"node {name} has {free} free, the books say {booked}")
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._passed = 0
+        self._counted: dict[JobId, tuple[Footprint, Footprint]] = {}
+        """What each job will hold and may hold now, as it is in the sums below."""
+        self._promised: dict[NodeName, int] = {}
+        self._held: dict[NodeName, int] = {}
+
+    def after(self, event: Event, commands: Sequence[Command]) -> None:
+        """Look at what this event has touched.
+
+        Raises:
+            BrokenInvariant: names the job or node and the promise that does not hold.
+        """
+        self._passed += 1
+        kind = type(event)
+        if kind in _TOUCHES_ALL or (kind is SlotStarted and self._passed >= len(self._state.jobs)):
+            self.everything()
+            return
+        touched = {command.status.job_id for command in commands if isinstance(command, SaveJob)}
+        if isinstance(event, JobAssigned):
+            touched.add(event.spec.job_id)
+        else:
+            touched.add(getattr(event, "job_id", JobId("")))
+        nodes: set[NodeName] = set()
+        for job_id in sorted(touched):
+            nodes |= self._recount(job_id)
+        for name in sorted(nodes):
+            self._check_node(name)
+
+    def everything(self) -> None:
+        """Look at the whole state, counted anew.
+
+        Raises:
+            BrokenInvariant: as `after`.
+        """
+        self._passed = 0
+        self._counted.clear()
+        self._promised.clear()
+        self._held.clear()
+        for job_id in self._state.jobs:
+            self._recount(job_id)
+        for name in self._state.nodes:
+            self._check_node(name)
+
+    def _recount(self, job_id: JobId) -> set[NodeName]:
+        """Judge one job and bring the sums up to date; returns the nodes that it is or was on."""
+        job = self._state.jobs.get(job_id)
+        before = self._counted.pop(job_id, ((), ()))
+        after: tuple[Footprint, Footprint] = ((), ())
+        if job is not None:
+            _check_job(job, self._state.config.rebuild)
+            after = self._counted[job_id] = (job.footprint_of(job.settled), job.footprint_of(job.held))
+        for sums, old, new in zip((self._promised, self._held), before, after, strict=True):
+            for name, amount in old:
+                sums[name] -= amount
+            for name, amount in new:
+                sums[name] = sums.get(name, 0) + amount
+        return {name for footprint in (*before, *after) for name, _ in footprint}
+
+    def _check_node(self, name: NodeName) -> None:
+        node = self._state.nodes.get(name)
+        if node is None:
+            return
+        capacity = amount_of(node.capacity)
+        promised, free = self._promised.get(name, 0), capacity - self._held.get(name, 0)
+        _require(
+            not (capacity - promised) & OVERDRAWN,
+            lambda: f"node {name} holds {node.capacity}, promised is {resources_of(promised)}",
+        )
+        if not self._state.config.rebuild:
+            books = self._state.free[name]
+            _require(
+                books == free,
+                lambda: f"node {name} has {resources_of(free)} free, the books say {resources_of(books)}",
+            )
 
 
 def _check_job(job: LiveJob, rebuild: bool) -> None:
@@ -62,6 +136,9 @@ def _check_size(job: LiveJob, name: str) -> None:
     )
 
 
-def _require(holds: bool, message: str) -> None:
+def _require(holds: bool, message: str | Callable[[], str]) -> None:
     if not holds:
-        raise BrokenInvariant(message)
+        raise BrokenInvariant(message if isinstance(message, str) else message())
+
+
+_TOUCHES_ALL = (TermTaken, NodeChanged, NodeLost)

@@ -71,7 +71,7 @@ class Scheduler:
     Args:
         config: how it behaves.
         nodes: the cluster's nodes at the start.
-        check: look at all invariants after every event (tests, `--check`).
+        check: look at the invariants of all that an event touches, after every event (tests, `--check`).
     """
 
     def __init__(self, config: SchedulerConfig, nodes: tuple[Node, ...], *, check: bool = False) -> None:
@@ -79,7 +79,7 @@ class Scheduler:
         self.queue = RankedQueue()
         self._ranked_by: Decision | None = None
         """The newest answer with ranks, or for want of them."""
-        self._check = check
+        self._invariants = invariants.Invariants(self.state) if check else None
         self._ranked = config.ranked
         self._actor = f"agent/{config.cluster}"
         self._chance = stream(config.seed, f"placement/{config.cluster}")
@@ -94,9 +94,18 @@ class Scheduler:
         if not self.state.term and kind not in _BEFORE_THE_FIRST_TERM:
             return []
         commands = _HANDLERS[kind](self, event)
-        if self._check:
-            invariants.check(self.state)
+        if self._invariants is not None:
+            self._invariants.after(event, commands)
         return commands
+
+    def verify(self) -> None:
+        """Look at all invariants of the whole state, if they are looked at at all.
+
+        Raises:
+            BrokenInvariant: a fault of ours.
+        """
+        if self._invariants is not None:
+            self._invariants.everything()
 
     # --- what the store, the controller and the nodes say
 

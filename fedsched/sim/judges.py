@@ -297,7 +297,8 @@ class _Watched:
             return
         if len({entry.task for entry in placement}) < len(placement):
             self._break(f"job {job_id} got a task twice")
-        self._hold(judged, (*judged.held, *(entry for entry in placement if entry not in set(judged.held))))
+        held = set(judged.held)
+        self._hold(judged, (*judged.held, *(entry for entry in placement if entry not in held)))
 
     def _asked(self, command: AskPolicy) -> None:
         for view in command.observation.jobs:

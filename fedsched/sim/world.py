@@ -87,6 +87,10 @@ class World:
             self.clusters[name].open()
         self._plan_arrival()
         self.clock.run()
+        for name in sorted(self.clusters):
+            scheduler = self.clusters[name].state
+            if scheduler is not None:
+                scheduler.verify()
 
     @property
     def digest(self) -> str:

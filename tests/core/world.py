@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsched.core import invariants
 from fedsched.core.cluster import Node
 from fedsched.core.commands import (
     AdoptJobs,
@@ -249,4 +248,4 @@ class World:
                     if entry.node == name:
                         used = used + attempt.spec.demand(entry.role)
             assert used.fits_in(known.capacity), f"{name} has {known.capacity} and runs {used}"
-        invariants.check(self.scheduler.state)
+        self.scheduler.verify()

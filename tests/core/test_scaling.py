@@ -609,6 +609,24 @@ def test_blocks_are_balanced_and_only_those_move_that_have_a_reason_to(
         assert new == old
 
 
+@given(seed=st.integers(0, 2**32), count=st.integers(200, 600), after=st.integers(2, 9))
+def test_many_small_blocks_are_shared_evenly_with_hardly_more_bytes_moved_than_must_be(
+    seed: int, count: int, after: int
+) -> None:
+    """Each move gained so little by itself that none was made: a new server stood idle beside a full one."""
+    chance = random.Random(seed)
+    blocks = [Block(f"b{index}", int(1000 * chance.random() ** 3) + 1) for index in range(count)]
+    servers = names(*(f"ps-{index}" for index in range(after)))
+    old = assign(blocks, servers[:1])
+    new = assign(blocks, servers, old)
+    fair = sum(block.size_bytes for block in blocks) / after
+    load = [sum(b.size_bytes for b, owner in zip(blocks, new, strict=True) if owner == server) for server in servers]
+    moved = sum(load[1:])
+
+    assert max(load) <= 1.05 * fair + max(block.size_bytes for block in blocks) / 2
+    assert moved <= fair * (after - 1) * 1.05
+
+
 @pytest.mark.parametrize(
     ("after", "moved"),
     [(("ps-0", "ps-1", "ps-2"), 2), (("ps-0",), 3), (("ps-0", "ps-1"), 0)],

@@ -384,7 +384,7 @@ class Collector:
         )
 
     def _find(self, watched: _Cluster, event: JobAdopted) -> None:
-        """A new agent hears what a job really holds; a resize that it knew to be under way may be over, or never was."""
+        """A new agent hears what a job really holds: a resize that was under way may be over, or never was."""
         live = self._live.get(event.job_id)
         if live is not None:
             self._rows.spend(live, event.time_s)

@@ -20,8 +20,8 @@ Details that matter:
   day it comes first. If running jobs keep their tasks it may still find no room, so after twice that long nobody else
   starts before it.
 
-What was tried (mean JCT in slots of 20 minutes, DL2's 200 jobs on 80 servers, speeds as measured, arrivals of DL2's list,
-three held-out seeds; the greedy that knows the true speeds: 27.6):
+What was tried (mean JCT in slots of 20 minutes, DL2's 200 jobs on 80 servers, speeds as measured, arrivals of DL2's
+list, three seeds that it was not trained on; the greedy that knows the true speeds: 27.6):
 
 | variant | JCT |
 |---|---|

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 from typing import assert_never
@@ -46,6 +47,12 @@ def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Progr
         case SlurmExecutorConfig():
             from fedsched.executor.slurm import SlurmOptions, SlurmTasks
 
+            missing = [program for program in ("sbatch", "scancel", "squeue") if shutil.which(program) is None]
+            if missing:
+                raise InvalidConfiguration(
+                    f"the executor slurm needs {', '.join(missing)}, and there is none on the PATH",
+                    "run the agent on a host with Slurm's commands",
+                )
             python = config.python or sys.executable
             return SlurmTasks(SlurmOptions(config.partition, config.account, config.options, python))
         case RayExecutorConfig():

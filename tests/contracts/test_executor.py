@@ -18,12 +18,14 @@ from fedsched.core.ids import JobId, TaskName
 from fedsched.core.job import Reason
 from fedsched.core.resources import Resources
 from fedsched.executor import records
+from fedsched.executor.orders import Programs
 from fedsched.executor.processes import identify
 from fedsched.executor.records import FenceRecord, TaskOrder, TaskRecord
 from tests.executor.cluster import JOB, STAND_IN, Cluster, Local, ended, placement, stand_in_programs
+from tests.executor.test_elastic import SCRIPT
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 PLACES = [
     "local",
@@ -496,3 +498,33 @@ def _all_but_task_records(write: Callable[[Path, object], None]) -> Callable[[Pa
         write(path, record)
 
     return fail
+
+
+def test_a_real_training_is_resized_stopped_and_resumed_on_every_platform(placed: Cluster, tmp_path: Path) -> None:
+    """The stand-in proves the executor; this proves that the product's own runtime trains where the tasks are put."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    placed.programs = Programs()
+    placed.join_deadline_s = placed.scale_deadline_s = 150.0
+    demand = Resources(1000, 2000)
+    spec = placed.spec(
+        "python train.py",
+        workdir=str(tmp_path),
+        env=(("EPOCHS", "100000"),),
+        grace_s=20.0,
+        worker_demand=demand,
+        ps_demand=demand,
+    )
+    placed.start(spec, placement(1, 1, "n1"))
+    placed.wait_for(JobStarted, deadline_s=150.0)
+    placed.scale(placement(2, 1, "n1"))
+    assert placed.wait_for(JobScaled, deadline_s=150.0).placement == placement(2, 1, "n1")
+    placed.stop(Reason.PREEMPTED, checkpoint=True, grace_s=30.0)
+    stopped = placed.wait_for(JobExited, deadline_s=90.0)
+    mark = placed.mark()
+    placed.start(spec, placement(1, 1, "n2"), attempt=2)
+    resumed = placed.wait_for(ProgressReported, after=mark, deadline_s=150.0)
+
+    assert stopped.reason is Reason.PREEMPTED, stopped
+    assert stopped.progress is not None
+    assert stopped.progress.checkpoint_step > 0
+    assert resumed.progress.steps >= stopped.progress.checkpoint_step, "it goes on from the checkpoint, on another node"

@@ -36,6 +36,8 @@ RECORD_S = 30.0
 """How long a started task may not be on record: that is written at once, but a shared file system may be slow."""
 LOOK_S = 1.0
 """How often it is looked whether the attempt still wants the task."""
+END_S = 0.05
+"""How often it is looked whether the task has ended."""
 FENCE_S = 5.0
 """How long a new agent may take to say that it has adopted an order of the one before."""
 NOT_STARTED = 127
@@ -176,14 +178,19 @@ class Shepherd:
         return f"cannot execute {self._order.argv[0]}: {problem.strerror}"
 
     def _watch(self, child: subprocess.Popen[bytes]) -> int:
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                code = child.wait(LOOK_S)
-                break
+        looked_at = time.monotonic()
+        while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(END_S)
+            if time.monotonic() - looked_at < LOOK_S:
+                continue
+            looked_at = time.monotonic()
             if not self._is_wanted() or self._uses_too_much(child.pid):
                 self._signal(signal.SIGKILL)
             _reap_orphans(child.pid)
-        self._end_the_rest(child.pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)  # before the number is free again and may be another's
+        code = child.wait()
+        self._end_the_rest()
         return code
 
     def _uses_too_much(self, pid: int) -> bool:
@@ -194,10 +201,8 @@ class Shepherd:
             self._used_mib = used_mib
         return self._used_mib > 0
 
-    def _end_the_rest(self, group: int) -> None:
+    def _end_the_rest(self) -> None:
         """Nothing that the task started outlives it, whatever sessions it made for itself."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
         while psutil.Process().children():
             end_children(())
             with suppress(ChildProcessError):

@@ -143,7 +143,7 @@ class Kubelet:
                 self._look_after(pod)
         uids = {pod["metadata"]["uid"] for pod in self.store.list("pods")}
         for uid in set(self.containers) - uids:
-            _kill(self.containers[uid].process)
+            _kill(self.containers.pop(uid).process)
 
     def _look_after(self, pod: Object) -> None:
         uid, phase = pod["metadata"]["uid"], pod["status"]["phase"]
@@ -589,6 +589,8 @@ def _bytes(text: str) -> int:
 
 
 def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    if process.poll() is not None:
+        return []  # its number may be another's by now; what it left is its shepherd's to end
     with suppress(psutil.Error):
         parent = psutil.Process(process.pid)
         return [parent, *parent.children(recursive=True)]

@@ -82,6 +82,8 @@ ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False, loggin
 
 
 def _kill_family(daemon: subprocess.Popen[bytes]) -> None:
+    if daemon.poll() is not None:
+        return  # its number may be another's by now
     with suppress(psutil.Error):
         family = [*psutil.Process(daemon.pid).children(recursive=True), psutil.Process(daemon.pid)]
         for process in family:

@@ -505,7 +505,7 @@ def test_a_real_training_is_resized_stopped_and_resumed_on_every_platform(placed
     (tmp_path / "train.py").write_text(SCRIPT)
     placed.programs = Programs()
     placed.join_deadline_s = placed.scale_deadline_s = 150.0
-    demand = Resources(1000, 2000)
+    demand = Resources(1000, 1200)
     spec = placed.spec(
         "python train.py",
         workdir=str(tmp_path),

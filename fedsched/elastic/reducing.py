@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
@@ -21,10 +21,15 @@ from fedsched.pb import training_pb2 as pb
 
 
 class Reduction:
-    """One worker's copy of the parameters and its place in the groups of workers, one group for each plan."""
+    """One worker's copy of the parameters and its place in the groups of workers, one group for each plan.
 
-    def __init__(self, task: str, model: ModelSpec, wait_s: float) -> None:
+    Args:
+        host: where the other workers reach this one.
+    """
+
+    def __init__(self, task: str, model: ModelSpec, wait_s: float, host: str) -> None:
         self._task = task
+        self._host = host
         self._wait = timedelta(seconds=wait_s)
         self.arena = Arena.of_parameters(model)
         self.shard = Shard(model, self.arena)
@@ -36,8 +41,8 @@ class Reduction:
 
     @property
     def address(self) -> str:
-        """Where this worker's store listens."""
-        return f"127.0.0.1:{self._store.port}"
+        """Where the others find this worker's store, which listens on all of the machine's addresses."""
+        return f"{self._host}:{self._store.port}"
 
     def prepare(self, plan: pb.PlanView) -> None:
         """Meet the others of a plan in the background, while steps of the one before are still taken."""
@@ -54,8 +59,12 @@ class Reduction:
             else TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=self._wait)
         )
         store = PrefixStore(f"plan-{plan.number}", store)
-        # The stubs know neither that this is one nor that a store takes bytes.
-        return store, cast(ProcessGroup, ProcessGroupGloo(store, rank, len(plan.workers), self._wait))
+        gloo: Any = ProcessGroupGloo  # The stubs know neither these options nor that it is a group.
+        options = gloo._Options()
+        options._timeout = self._wait
+        # By itself gloo listens where the machine's own name leads, which on many machines is the machine alone.
+        options._devices = [gloo.create_device(hostname=self._host)]
+        return store, cast(ProcessGroup, gloo(store, rank, len(plan.workers), options))
 
     def group(self, plan: pb.PlanView) -> ProcessGroup:
         """The workers of a plan, met.
@@ -79,6 +88,7 @@ class Reduction:
         """Let newcomers have the parameters; none of them is changed before they have joined in a sum."""
         group = self.group(plan)
         store = self._groups[plan.number].result()[0]
+        # The stubs do not know that a store takes bytes.
         store.set("state", cast(str, pack(self.shard, self.shard.states()).SerializeToString()))
         for rank, worker in enumerate(plan.workers):
             if worker in newcomers and not self._sees(plan, rank):

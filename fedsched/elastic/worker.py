@@ -124,7 +124,7 @@ class Worker:
             self._shared = self._view.machine == memory.machine()
             training = self._view.training
             if self._view.reducing:
-                self._reduction = Reduction(self._task.task, spec, self._wait_s)
+                self._reduction = Reduction(self._task.task, spec, self._wait_s, self._task.host)
         return training
 
     def ready(self) -> None:

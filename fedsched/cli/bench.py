@@ -1,4 +1,4 @@
-"""The commands that measure: bench core, bench sim, bench scaling, bench training."""
+"""The commands that measure: bench core, sim, decision, train, scaling, training."""
 
 from __future__ import annotations
 

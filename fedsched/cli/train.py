@@ -1,4 +1,4 @@
-"""`fedsched train`: make weights for the learned policy."""
+"""The commands that teach policies: train supervised, online, federated, speeds; train set is in `cli/train_set.py`."""
 
 from __future__ import annotations
 
@@ -329,7 +329,10 @@ def speeds(
 
     *sources, file = files
     if not sources:
-        raise InvalidInput("one path is given; an experiment, or several, and a file to write were expected")
+        raise InvalidInput(
+            "one path is given; an experiment, or several, and a file to write were expected",
+            "name the file to write last",
+        )
     if not file.parent.is_dir():
         raise InvalidInput(f"cannot write {file}: there is no directory {file.parent}", "create it first")
     experiments = [load_experiment(source) for source in sources]

@@ -92,10 +92,6 @@ class SpeedStatistics:
         """Something that was counted is known better now."""
         self._set(cell, self.at(cell) - before + after)
 
-    def drop_before(self, period: int) -> None:
-        """Forget older periods."""
-        self._sums = {cell: sums for cell, sums in self._sums.items() if cell.period >= period}
-
     def merged(self, others: Iterable[SpeedStatistics]) -> SpeedStatistics:
         """All of it together, in a new object."""
         result = SpeedStatistics(self._sums.items())

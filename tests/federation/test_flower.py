@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -117,8 +116,8 @@ def test_an_agent_can_decline_without_its_learner() -> None:
 def test_a_node_that_is_not_there_or_is_lost_answers_with_an_error_at_once() -> None:
     """A dead agent must not make the others wait for the deadline."""
     loop = Loop(nodes=[1, 2], mute=[2])
-    replies = iter(loop.grid.send_and_receive(loop.ask(1, 2, 9), timeout=30))
-    began_s = time.monotonic()
+    # Without an end of its own: a reply that did not come at once would never come.
+    replies = iter(loop.grid.send_and_receive(loop.ask(1, 2, 9)))
     first = {reply.metadata.src_node_id: reply for reply in (next(replies), next(replies))}
     assert first[9].error.code == ErrorCode.NODE_UNAVAILABLE
     assert not first[1].has_error()
@@ -128,7 +127,6 @@ def test_a_node_that_is_not_there_or_is_lost_answers_with_an_error_at_once() -> 
     (last,) = replies
     assert last.error.code == ErrorCode.NODE_UNAVAILABLE
     assert last.error.reason == "the connection was lost"
-    assert time.monotonic() - began_s < 10
 
 
 def test_the_wait_ends_at_its_time_or_when_the_grid_closes() -> None:

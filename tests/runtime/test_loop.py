@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from fedsched.core.commands import AdoptJobs, AskPolicy, ExecutorCommand, RewardSlot, SaveJob, StartJob
 from fedsched.core.decision import Decision
 from fedsched.core.events import JobAssigned, JobStarted, PolicyDecided, SlotStarted, TermTaken
@@ -130,8 +132,12 @@ def test_a_journal_that_grows_too_large_keeps_its_newest_part(tmp_path: Path) ->
     assert slots == list(range(slots[0], 20))
 
 
-def test_a_full_disk_costs_the_record_and_nothing_else() -> None:
+def test_a_full_disk_costs_the_record_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """The cluster goes on, and the operator reads of it once, not once a step."""
     record = Journal(Path("/dev/full"))
     record.append(SlotStarted(1.0, 1), [])
     record.append(SlotStarted(2.0, 2), [])
     record.close()
+    assert [line.message for line in caplog.records] == [
+        "the journal /dev/full cannot be written any more: No space left on device"
+    ]

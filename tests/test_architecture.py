@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,14 @@ def test_every_module_says_its_one_job() -> None:
         if path.parent.name == "pb":
             continue
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(PACKAGE)} has no docstring"
+
+
+def test_every_file_that_the_map_for_contributors_names_is_there() -> None:
+    """A newcomer who is sent to a file that was renamed stops trusting the map."""
+    text = (PACKAGE.parent / ".github" / "CONTRIBUTING.md").read_text()
+    rows = [re.findall(r"`([\w*/]+(?:\.py|/))`", line) for line in text.splitlines() if line.startswith("| ")]
+    assert sum(map(len, rows)) > 40
+    for row in rows:
+        for name in row:
+            folders = [PACKAGE.parent, PACKAGE, *(PACKAGE.parent / first for first in row if first.endswith("/"))]
+            assert any(list(folder.glob(name)) for folder in folders), f"{name} does not exist"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from fedsched.core.commands import AdoptJobs, SaveJob, ScaleJob, StartJob, StopJob
 from fedsched.core.events import (
     CancelRequested,
+    Event,
     JobAssigned,
     JobExited,
     LeaseLost,
@@ -21,6 +22,7 @@ from fedsched.core.events import (
 )
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Allocation, JobPhase, JobStatus, Progress, Reason
+from fedsched.core.scheduler import _HANDLERS
 from tests.core.world import World, dispatched, node, spec
 
 
@@ -390,3 +392,10 @@ def test_only_the_progress_is_written_while_a_job_just_runs(world: World) -> Non
     assert saved == []
     commands = world.tell(SlotStarted(world.now_s + 10, 2))
     assert [command.transition for command in commands if isinstance(command, SaveJob)] == [None]
+
+
+def test_every_event_has_a_handler_that_was_made_for_it() -> None:
+    """The type checker does not look into the table: an event that is forgotten there would end the agent."""
+    assert set(_HANDLERS) == set(get_args(Event))
+    for kind, handler in _HANDLERS.items():
+        assert get_type_hints(handler)["event"] is kind, f"{handler.__name__} is called with a {kind.__name__}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from fedsched.core.commands import AdoptJobs, AskPolicy, ExecutorCommand, RewardSlot, SaveJob, StartJob
+from fedsched.core.commands import AdoptJobs, AskPolicy, ExecutorCommand, Order, RewardSlot, SaveJob, StartJob
 from fedsched.core.decision import Decision
 from fedsched.core.events import JobAssigned, JobStarted, PolicyDecided, SlotStarted, TermTaken
 from fedsched.core.ids import ClusterName, JobId
@@ -141,3 +142,10 @@ def test_a_full_disk_costs_the_record_and_nothing_else(caplog: pytest.LogCapture
     assert [line.message for line in caplog.records] == [
         "the journal /dev/full cannot be written any more: No space left on device"
     ]
+
+
+def test_every_order_has_somebody_to_carry_it_out() -> None:
+    """The type checker does not look into the table: an order that is forgotten there would end the agent."""
+    edges = Edges()
+    loop = Loop(scheduler(), edges, edges, edges, None)
+    assert set(loop._act) == set(get_args(Order))

@@ -115,7 +115,10 @@ def merge(
 
     *sources, file = files
     if len(sources) < 2 or len(set(sources)) < len(sources):
-        raise InvalidInput("two different files of statistics at least, and a file to write, were expected")
+        raise InvalidInput(
+            f"{len(set(sources))} different files of statistics given; two at least, and one to write, were expected",
+            "name the file to write last",
+        )
     read = {ClusterName(str(source)): speed_checkpoint.load(source) for source in sources}
     total = speeds.merge({name: checkpoint.statistics for name, checkpoint in read.items()})
     digests = ", ".join(sorted(checkpoint.digest[:12] for checkpoint in read.values()))

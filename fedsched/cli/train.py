@@ -12,6 +12,7 @@ from fedsched.cli.output import Format, Output, emit, table
 from fedsched.cli.train_set import train_set
 
 if TYPE_CHECKING:
+    from fedsched.sim.experiment import ExperimentConfig
     from fedsched.sim.teaching import Recipe
 
 app = typer.Typer(help="Train policies in simulation.", no_args_is_help=True, rich_markup_mode=None)
@@ -158,6 +159,7 @@ def online(
     The same options give the same files, also when it was interrupted and resumed.
     """
     from fedsched.learn.config import LearningConfig
+    from fedsched.sim.teaching import Recipe
 
     learning = LearningConfig(
         exploration=exploration,
@@ -166,21 +168,20 @@ def online(
         baseline=baseline.value,
         entropy_weight=entropy_weight,
     )
-    recipe = _recipe(
-        scenario,
-        policy,
-        {
-            "mode": "online",
-            "source": source,
-            "window": window,
-            "seed": seed,
-            "validate_every": validate_every,
-            "validation_seeds": validation_seeds,
-            "learning": learning,
-            "learning_rate": learning_rate,
-            "batch_size": batch_size,
-            "samples_min": samples_min,
-        },
+    recipe = Recipe(
+        name=scenario.stem,
+        experiment=_experiment(scenario, policy),
+        label=policy,
+        mode="online",
+        source=source,
+        window=window,
+        seed=seed,
+        validate_every=validate_every,
+        validation_seeds=validation_seeds,
+        learning=learning,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        samples_min=samples_min,
     )
     _teach(recipe, scenario, file, episodes, resume=resume, restart=restart, output=output)
 
@@ -202,7 +203,7 @@ def federated(
     learning_rate: Annotated[float | None, typer.Option(min=1e-9, help="As the scenario says by default.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="As the scenario says by default.")] = None,
     samples_min: Annotated[int | None, typer.Option(min=1, help="As the scenario says by default.")] = None,
-    memory: Annotated[int | None, typer.Option(min=1, help="As the scenario says by default.")] = None,
+    memory: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="As the scenario says by default.")] = None,
     replay: Annotated[Replay | None, typer.Option(help="As the scenario says by default.")] = None,
     exploration: Annotated[
         bool | None, typer.Option("--exploration/--no-exploration", help="As the scenario says by default.")
@@ -219,6 +220,7 @@ def federated(
     """
     from fedsched.errors import InvalidInput
     from fedsched.sim.experiment import load_experiment
+    from fedsched.sim.teaching import Recipe
 
     section = load_experiment(scenario).federation
     if section is None:
@@ -234,32 +236,30 @@ def federated(
         "entropy_weight": entropy_weight,
     }
     changed = {name: value for name, value in told.items() if value is not None}
-    recipe = _recipe(
-        scenario,
-        policy,
-        {
-            "mode": "federated",
-            "source": source,
-            "window": window,
-            "seed": seed,
-            "validate_every": validate_every,
-            "validation_seeds": validation_seeds,
-            "learning": section.learning.model_copy(update=changed),
-            "learning_rate": learning_rate or section.learning_rate,
-            "batch_size": batch_size or section.batch_size,
-            "samples_min": samples_min or section.samples_min,
-            "together": together,
-        },
+    recipe = Recipe(
+        name=scenario.stem,
+        experiment=_experiment(scenario, policy),
+        label=policy,
+        mode="federated",
+        source=source,
+        window=window,
+        seed=seed,
+        validate_every=validate_every,
+        validation_seeds=validation_seeds,
+        learning=section.learning.model_copy(update=changed),
+        learning_rate=learning_rate or section.learning_rate,
+        batch_size=batch_size or section.batch_size,
+        samples_min=samples_min or section.samples_min,
+        together=together,
     )
     _teach(recipe, scenario, file, episodes, resume=resume, restart=restart, output=output)
 
 
-def _recipe(scenario: Path, label: str, options: dict[str, object]) -> Recipe:
+def _experiment(scenario: Path, label: str) -> ExperimentConfig:
+    """The experiment with the policy of this label among its own."""
     from fedsched.sim.experiment import load_experiment, with_policies
-    from fedsched.sim.teaching import Recipe
 
-    experiment, _ = with_policies(load_experiment(scenario), [label])
-    return Recipe(name=scenario.stem, experiment=experiment, label=label, **options)  # type: ignore[arg-type]
+    return with_policies(load_experiment(scenario), [label])[0]
 
 
 def _teach(

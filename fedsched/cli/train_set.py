@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 from fedsched.cli.output import Format, Output, emit, table
 
 if TYPE_CHECKING:
-    from fedsched.sim.set_training import Mark
+    from fedsched.sim.set_training import Ground, Mark, Teaching
 
 
 def train_set(
@@ -46,13 +47,12 @@ def train_set(
     The same options give the same file. Improvement goes back where other clusters than those trained on say that it
     did harm, so the last weights are near the best ones.
     """
-    from fedsched.config import PolicyConfig, parse
     from fedsched.errors import InvalidInput
     from fedsched.files import write_whole
     from fedsched.policy import registry
     from fedsched.policy.set import SetOptions
     from fedsched.sim.experiment import load_experiment
-    from fedsched.sim.set_training import Ground, Plan, Teaching, informed_teacher, speed_teacher, train
+    from fedsched.sim.set_training import Ground, Plan, train
 
     for path in filter(None, (file, best, curve)):
         if not path.parent.is_dir():
@@ -64,16 +64,7 @@ def train_set(
     ground = Ground.of(load_experiment(experiment))
     plan = Plan(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
     first = None if source is None else registry.load_set(source)
-    make: Teaching | None = None
-    if (teacher, teacher_checkpoint) == ("learned_speed", "scratch"):
-        make = speed_teacher(ground, tell)
-    elif teacher == "oracle_greedy":
-        make = informed_teacher(ground)
-    elif teacher != "none":
-        chosen = {"name": teacher, "checkpoint": teacher_checkpoint.replace("scratch", "builtin"), "explore": False}
-        config = parse(PolicyConfig, chosen, "the teacher")
-        registry.make(config)  # A mistake is told before the work.
-        make = lambda jobs: registry.make(config)  # noqa: E731
+    teaching = _teaching(ground, teacher, teacher_checkpoint, tell)
     command = (
         f"fedsched train set {experiment.name} FILE --teacher {teacher} --teacher-checkpoint {teacher_checkpoint} "
         f"--seed {seed} --lessons {lessons} --improvements {improvements}"
@@ -83,7 +74,7 @@ def train_set(
     result = train(
         ground,
         plan,
-        teacher=make,
+        teacher=teaching,
         options=SetOptions(),
         command=command,
         first=None if first is None else first.arrays,
@@ -105,6 +96,24 @@ def train_set(
     }
     if not emit(values, output, [str(file)]):
         table(("SET AFTER TRAINING", ""), list(values.items()))
+
+
+def _teaching(ground: Ground, teacher: str, checkpoint: str, tell: Callable[[str], None]) -> Teaching | None:
+    """Makes the teachers; None: nobody teaches. A mistake is told before the work."""
+    from fedsched.config import PolicyConfig, parse
+    from fedsched.policy import registry
+    from fedsched.sim.set_training import informed_teacher, speed_teacher
+
+    if teacher == "none":
+        return None
+    if teacher == "oracle_greedy":
+        return informed_teacher(ground)
+    if (teacher, checkpoint) == ("learned_speed", "scratch"):
+        return speed_teacher(ground, tell)
+    chosen = {"name": teacher, "checkpoint": checkpoint.replace("scratch", "builtin"), "explore": False}
+    config = parse(PolicyConfig, chosen, "the teacher")
+    registry.make(config)
+    return lambda jobs: registry.make(config)
 
 
 def _as_csv(curve: tuple[Mark, ...]) -> bytes:

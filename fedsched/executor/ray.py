@@ -94,7 +94,8 @@ class RayTasks(Shepherded):
             bundle["GPU"] = math.ceil(order.demand.gpu_milli / 1000)
         with self._news:
             if not self._news.wait_for(lambda: self._ready or self._closing.is_set(), REACH_S):
-                raise MachineTrouble(f"{order.task} could not be started: no Ray cluster at {self._options.address}")
+                why = f"no Ray cluster at {self._options.address} has answered within {REACH_S:g} s"
+                raise MachineTrouble(f"{order.task} could not be started: {why}", f"see {self._log_file}")
             self._watched.add(name)
             self._send({"op": "start", "name": name, "node": order.node, "bundle": bundle, "program": program})
             if not self._news.wait_for(lambda: name in self._started or self._closing.is_set(), ASK_S):

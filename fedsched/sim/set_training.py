@@ -178,7 +178,7 @@ def informed_teacher(ground: Ground) -> Teaching:
 
 
 class _Episode:
-    """One cluster with its jobs, its teacher and what it remembers of paces."""
+    """One cluster with its jobs and its teacher."""
 
     def __init__(self, fluid: Fluid, teacher: Policy | None) -> None:
         self.fluid = fluid
@@ -218,7 +218,6 @@ class _Training:
             "seed": plan.seed,
             "lessons": lessons,
             "slots": self.slots,
-            "cpu_s": round(time.process_time() - self._begun_s),
             "torch": version("torch").split("+")[0],
             "numpy": version("numpy"),
         }

@@ -210,7 +210,7 @@ class FittedWorkloadConfig(Tree):
         names = [cluster.name for cluster in fit.clusters]
         for name in self.clusters:
             if name not in names:
-                raise NotFound(f"the fit {self.fit} has no cluster {name}; it has {', '.join(names)}")
+                raise NotFound(f"the fit {self.fit} has no cluster {name}", f"its clusters are {', '.join(names)}")
         chosen = [cluster for cluster in fit.clusters if not self.clusters or cluster.name in self.clusters]
         return FittedWorkload(self, tuple(copy for cluster in chosen for copy in _copies(cluster, self.copies)))
 

@@ -31,6 +31,8 @@ ASK_S = 20.0
 """Longest wait for an answer of a Slurm command."""
 GONE_S = 10.0
 """A job that Slurm has not listed for so long is forgotten there."""
+KEPT_S = 3600.0
+"""How long it is remembered here what Slurm said last of a job that it has forgotten."""
 NOT_NOW = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes", "Resource temporarily")
 """What commands say when the controller does not answer: no fault of the job's."""
 HELD_BACK = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
@@ -67,6 +69,7 @@ class _Listed:
     reason: str
     node: str
     at: float
+    """When it was listed last."""
 
 
 class SlurmTasks(Shepherded):
@@ -135,6 +138,8 @@ class SlurmTasks(Shepherded):
         if found is None:
             # Forgotten by Slurm, some minutes after it ended; but only a list that came since can tell.
             return Standing(ended=now - since > GONE_S and listed_at > since + GONE_S / 2)
+        if found.state in (*HELD_BACK, *RUNNING) and listed_at - found.at > GONE_S:
+            return Standing(ended=True)  # it ended, and was forgotten, while Slurm did not answer
         if found.state in HELD_BACK:
             return Standing(waiting=f"Slurm says {found.reason or found.state}")
         if found.state in RUNNING:
@@ -199,7 +204,14 @@ class SlurmTasks(Shepherded):
         with self._lock:
             self._listed_at = now
             for job, state, reason, node in (line[:4] for line in lines):
-                self._jobs[job] = _Listed(state, "" if reason == "None" else reason, node, now)
+                if job in self._since:  # the user may have others
+                    self._jobs[job] = _Listed(state, "" if reason == "None" else reason, node, now)
+            for job, since in list(self._since.items()):
+                found = self._jobs.get(job)
+                if now - (found.at if found is not None else since) > KEPT_S:
+                    del self._since[job]
+                    self._jobs.pop(job, None)
+                    self._ended_by_us.discard(job)
 
 
 def _ask(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:

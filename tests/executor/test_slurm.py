@@ -1,0 +1,63 @@
+"""What the back end `slurm` makes of Slurm's lists; what it does with a real Slurm is in the contract suite."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsched.core.ids import NodeName, TaskName
+from fedsched.executor import slurm
+from fedsched.executor.records import TaskRecord
+from fedsched.executor.shepherded import Standing
+from fedsched.executor.slurm import SlurmOptions, SlurmTasks
+from tests.waiting import eventually
+
+TASK = TaskRecord(0, "", TaskName("worker-0"), NodeName("n1"), 1, "request", 0, "7")
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file; what is in it is what `squeue` lists. Quick, so that the test need not wait for minutes."""
+    file, program = tmp_path / "listed", tmp_path / "squeue"
+    file.write_text("7|RUNNING|None|n1\n8|RUNNING|None|n1\n")
+    program.write_text(f"#!/bin/sh\nexec cat {file}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "POLL_S", 0.05)
+    monkeypatch.setattr(slurm, "GONE_S", 1.0)
+    return file
+
+
+@pytest.fixture
+def tasks(listed: Path) -> Iterator[SlurmTasks]:
+    made = SlurmTasks(SlurmOptions())
+    yield made
+    made.close()
+
+
+def test_a_task_that_slurm_forgot_while_nobody_could_ask_has_ended(tasks: SlurmTasks, listed: Path) -> None:
+    """Slurm forgets jobs minutes after they end; one that it listed as running before an outage would run for ever."""
+    tasks._standing(TASK)  # it is asked about from now on
+    eventually(lambda: "7" in tasks._jobs, "it is listed")
+    assert tasks._standing(TASK) == Standing()
+
+    listed.write_text("")
+
+    eventually(lambda: tasks._standing(TASK).ended, "it counts as ended")
+
+
+def test_what_slurm_has_forgotten_is_forgotten_here_too(
+    tasks: SlurmTasks, listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that runs for months must not keep every task that ever ran, nor ask Slurm when none is left."""
+    monkeypatch.setattr(slurm, "KEPT_S", 2.0)
+    tasks._standing(TASK)
+    eventually(lambda: "7" in tasks._jobs, "it is listed")
+    assert "8" not in tasks._jobs, "a job of the same user that is none of ours"
+
+    listed.write_text("")
+
+    eventually(lambda: not tasks._jobs and not tasks._since, "nothing is left of it")

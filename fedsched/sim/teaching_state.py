@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import PolicyRecord
@@ -26,7 +25,7 @@ from fedsched.runtime import codec
 from fedsched.sim.federation import Standing
 from fedsched.sim.teaching import Recipe, State, Training
 
-FORMAT = "fedsched/training/1"
+FORMAT = "fedsched/training/2"
 HINT = "begin anew with --restart, or restore the file from a backup"
 
 
@@ -62,14 +61,12 @@ def to_bytes(recipe: Recipe, state: State) -> bytes:
         "clusters": list(state.learners),
         "episodes": state.episodes,
         "slots": state.slots,
-        "rows": state.rows,
-        "best": state.best,
+        # As pairs: the log's columns come in the order in which they were first told.
+        "rows": [list(row.items()) for row in state.rows],
+        "best": list(state.best.items()),
         "digest": checkpoint.digest(arrays),
     }
-    text = json.dumps(card, sort_keys=False)
-    sealed = {"fedsched": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    contiguous = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
-    return save_tensors(contiguous, {"fedsched": json.dumps(sealed, sort_keys=True)})
+    return checkpoint.seal(arrays, card)
 
 
 def load(path: Path, recipe: Recipe) -> Training:
@@ -85,7 +82,9 @@ def load(path: Path, recipe: Recipe) -> Training:
         raise CorruptCheckpoint(f"cannot read the training's state {path}: {problem.strerror}", HINT) from problem
     try:
         arrays = load_tensors(data)
-        card = _card(data)
+        card = checkpoint.unsealed(data)
+        if card["format"] != FORMAT:
+            raise ValueError(f"it is of format {card['format']}; {FORMAT} was expected")
         found = checkpoint.digest(arrays)
         if found != card["digest"]:
             raise ValueError(f"its arrays have digest {found[:12]}; {card['digest'][:12]} was expected")
@@ -98,7 +97,7 @@ def load(path: Path, recipe: Recipe) -> Training:
     for cluster in card["clusters"]:
         state.learners[ClusterName(cluster)].restore(_under(arrays, f"learner.{cluster}/"))
     state.episodes, state.slots = card["episodes"], card["slots"]
-    state.rows, state.best = card["rows"], card["best"]
+    state.rows, state.best = [dict(row) for row in card["rows"]], dict(card["best"])
     state.best_arrays = [
         weights for index in range(len(state.standings)) if (weights := _under(arrays, f"best.{index}/"))
     ]
@@ -116,18 +115,6 @@ def _standing(training: Training, arrays: Mapping[str, NDArray[Any]], index: int
 
 def _under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _card(data: bytes) -> dict[str, Any]:
-    (length,) = struct.unpack("<Q", data[:8])
-    sealed = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedsched"])
-    text = sealed["fedsched"]
-    if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
-        raise ValueError("its description does not match its checksum")
-    card: dict[str, Any] = json.loads(text)
-    if card["format"] != FORMAT:
-        raise ValueError(f"it is of format {card['format']}; {FORMAT} was expected")
-    return card
 
 
 def _same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

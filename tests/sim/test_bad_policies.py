@@ -63,14 +63,17 @@ ANSWERS: dict[str, tuple[Callable[[Decision], Any], str]] = {
     ),
     "endlessly many": (lambda decision: first(decision, Allocation(math.inf, 1)), r"whole numbers of tasks"),  # type: ignore[arg-type]
     "not whole": (lambda decision: first(decision, Allocation(1.5, 1)), r"whole numbers of tasks"),  # type: ignore[arg-type]
-    "no allocation": (lambda decision: first(decision, "two"), r"'str'|allowed are"),
+    "no allocation": (lambda decision: first(decision, "two"), r"'str' object has no attribute 'workers'"),
     "a job that is not there": (
         lambda decision: replace(decision, allocations=((JobId("ghost"), Allocation(1, 1)),)),
         r"names job ghost, which is not in this slot",
     ),
     "a job twice": (lambda decision: replace(decision, allocations=decision.allocations * 2), r"names a job twice"),
     "another slot": (lambda decision: replace(decision, slot=decision.slot + 1), r"its answer is for slot"),
-    "nobody may run": (lambda decision: replace(decision, allocations=()), r"."),
+    "nobody may run": (
+        lambda decision: replace(decision, allocations=()),
+        r"it runs nothing, although the minimum of job",
+    ),
 }
 
 

@@ -50,7 +50,6 @@ PLAIN: dict[str, Any] = {
     "policies": {"dl2": {"name": "dl2"}},
     "seeds": 1,
 }
-RATE = 1e-3
 SECTION: dict[str, Any] = {
     "interval_s": 40,
     "deadline_s": 15,
@@ -125,7 +124,7 @@ def test_a_cluster_that_sends_nonsense_is_rejected_and_the_others_learn_on(kind:
     assert broken.counted == 0 < broken.rejected
     assert all(why in reason for reason, _ in broken.why if "decision" not in reason), broken.why
     assert broken.version == federation.version, "it still gets what the others have learnt"
-    assert part(federation, "east").counted == federation.combined > 2 or part(federation, "west").counted > 2
+    assert all(part(federation, name).counted > 2 for name in ("east", "west"))
 
 
 def test_rounds_close_at_their_deadline_without_a_straggler() -> None:

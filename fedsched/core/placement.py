@@ -17,26 +17,7 @@ from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName, TaskName, stream
 from fedsched.core.job import TASKS_MAX, Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
 from fedsched.core.packing import pack, times
-from fedsched.core.resources import Resources
-
-FIELD_BITS = 48
-"""Of one resource within an amount."""
-_ZERO = 1 << (FIELD_BITS - 2)
-ENOUGH = sum(_ZERO << FIELD_BITS * field for field in range(3))
-"""Added to what is free, so that it may fall below nothing: a bit of it that is gone says that something lacks."""
-_FIELD = (1 << FIELD_BITS) - 1
-
-
-def _amount(resources: Resources) -> int:
-    """The resources as one integer, which adds, subtracts and compares at the price of one number."""
-    return resources.cpu_milli + (resources.gpu_milli << FIELD_BITS) + (resources.memory_mib << 2 * FIELD_BITS)
-
-
-def _resources(free: int) -> Resources:
-    """What an amount with `ENOUGH` added to it stands for."""
-    cpu, gpu, memory = (((free >> FIELD_BITS * field) & _FIELD) - _ZERO for field in range(3))
-    return Resources(cpu, memory, gpu)
-
+from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of
 
 _Kind = tuple[str, bool, Resources]
 """What of a node does not change within a slot: accelerator, whether it takes tasks, capacity."""
@@ -50,14 +31,14 @@ class _Rooms:
     """What is free on each node. `soft` is what running tasks hold that nobody has granted again yet.
 
     Nodes of one kind with as much free and as much soft are as good as each other but for their names, and in a large
-    cluster there are few such groups; so a node is chosen among groups. Amounts are integers; see `_amount`.
+    cluster there are few such groups; so a node is chosen among groups. Amounts are integers; see `amount_of`.
     """
 
     def __init__(self, nodes: Iterable[Node], rule: Rule, chance: Random) -> None:
         self._rule = rule
         self._chance = chance
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
-        self.free = {name: ENOUGH + _amount(node.capacity) for name, node in self.nodes.items()}
+        self.free = {name: amount_of(node.capacity) for name, node in self.nodes.items()}
         self.soft = dict.fromkeys(self.nodes, 0)
         self._names = list(self.nodes)
         self._index = {name: index for index, name in enumerate(self._names)}
@@ -94,7 +75,7 @@ class _Rooms:
         self._set(node, self.free[node] + demand, self.soft[node] + demand)
 
     def fits(self, node: NodeName, demand: int) -> bool:
-        return (self.free[node] - demand) & ENOUGH == ENOUGH
+        return not (self.free[node] - demand) & OVERDRAWN
 
     def could_hold(self, demand: int, count: int, accelerators: tuple[str, ...]) -> bool:
         """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
@@ -193,7 +174,7 @@ class _Rooms:
         return best[-1] if best is not None else None
 
     def _would_take(self, group: _Group, demand: int, accelerators: tuple[str, ...]) -> bool:
-        return (group[1] - demand) & ENOUGH == ENOUGH and _takes(self._every_kind[group[0]], accelerators)
+        return not (group[1] - demand) & OVERDRAWN and _takes(self._every_kind[group[0]], accelerators)
 
     def _grade(self, group: _Group, demand: int, accelerators: tuple[str, ...]) -> _Grade:
         kind, free, soft = group
@@ -201,8 +182,8 @@ class _Rooms:
         if self._rule == "spread":
             rank: tuple[float, ...] = (_share_with(capacity, free, demand),)
         else:
-            rank = left_over(_resources(free))
-        return (free - soft - demand) & ENOUGH != ENOUGH, _preference(accelerator, accelerators), rank
+            rank = left_over(resources_of(free))
+        return bool((free - soft - demand) & OVERDRAWN), _preference(accelerator, accelerators), rank
 
 
 def _takes(kind: _Kind, accelerators: tuple[str, ...]) -> bool:
@@ -212,13 +193,13 @@ def _takes(kind: _Kind, accelerators: tuple[str, ...]) -> bool:
 @lru_cache(maxsize=65_536)
 def _times(free: int, demand: int) -> int:
     """How many tasks fit in what is free; any number of those that take nothing."""
-    return max(0, times(_resources(ENOUGH + demand), _resources(free), TASKS_MAX))
+    return max(0, times(resources_of(demand), resources_of(free), TASKS_MAX))
 
 
 @lru_cache(maxsize=65_536)
 def _share_with(capacity: Resources, free: int, demand: int) -> float:
     """The dominant share of a node that is taken once it holds this too."""
-    return (capacity - _resources(free - demand)).dominant_share(capacity)
+    return (capacity - resources_of(free - demand)).dominant_share(capacity)
 
 
 def _preference(accelerator: str, accelerators: tuple[str, ...]) -> int:
@@ -234,7 +215,7 @@ class _Grant:
         self.unconfirmed: dict[Role, list[TaskPlacement]] = {Role.WORKER: [], Role.PS: []}
         for entry in view.placement:
             self.unconfirmed[entry.role].append(entry)
-        self.amounts = {Role.WORKER: _amount(view.worker_demand), Role.PS: _amount(view.ps_demand)}
+        self.amounts = {Role.WORKER: amount_of(view.worker_demand), Role.PS: amount_of(view.ps_demand)}
         self._counts = {Role.WORKER: 0, Role.PS: 0}
         self._taken = {entry.task for entry in view.placement}
         """Names of tasks that run or are granted."""
@@ -330,7 +311,7 @@ class TentativePlacement:
         result = Resources()
         for name, node in self._rooms.nodes.items():
             if node.schedulable:
-                result = result + _resources(self._rooms.free[name])
+                result = result + resources_of(self._rooms.free[name])
         return result
 
     def would_fit(self, job_id: JobId) -> bool:
@@ -402,7 +383,7 @@ class TentativePlacement:
             and any(self._rooms.fits(name, grant.amounts[role]) for role in set(roles))
         ]
         wanted = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
-        rooms = [_resources(self._rooms.free[name]) for name in names]
+        rooms = [resources_of(self._rooms.free[name]) for name in names]
         found = pack(rooms, grant.demand(Role.WORKER), grant.demand(Role.PS), wanted)
         if found is None:
             return False
@@ -434,7 +415,7 @@ class TentativePlacement:
             left = free.get(node)
             if (
                 left is not None
-                and (left - demand) & ENOUGH == ENOUGH
+                and not (left - demand) & OVERDRAWN
                 and not (narrowed and rooms.nodes[node].accelerator not in allowed)
             ):
                 free[node] = left - demand

@@ -8,7 +8,7 @@ PROTOS := $(wildcard proto/fedsched/v1/*.proto)
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "fedsched needs Python 3.11 or newer, and $(PYTHON) is older; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "making .venv: some minutes and under 2 GB, most of it torch; only the first time"
+	@echo "making .venv: some minutes and under 2.5 GB, most of it torch; only the first time"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e '.[dev]'
 	@touch $@

@@ -153,7 +153,8 @@ class KubernetesTasks(Shepherded):
             raise kind(f"{order.task} could not be started: Kubernetes refused it: {_words(problem)}") from problem
         except urllib3.exceptions.HTTPError as problem:
             raise MachineTrouble(
-                f"{order.task} could not be started: no answer from Kubernetes: {problem}"
+                f"{order.task} could not be started: no answer from Kubernetes: {problem}",
+                "see whether `kubectl get nodes` answers",
             ) from problem
         return str(made.metadata.name)
 

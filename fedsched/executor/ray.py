@@ -99,7 +99,9 @@ class RayTasks(Shepherded):
             self._watched.add(name)
             self._send({"op": "start", "name": name, "node": order.node, "bundle": bundle, "program": program})
             if not self._news.wait_for(lambda: name in self._started or self._closing.is_set(), ASK_S):
-                raise MachineTrouble(f"{order.task} could not be started: Ray did not take it within {ASK_S:g} s")
+                raise MachineTrouble(
+                    f"{order.task} could not be started: Ray did not take it within {ASK_S:g} s", "see `ray status`"
+                )
             problem = self._started.pop(name, "the executor was closed")
         if problem:
             raise StartFailed(f"{order.task} could not be started: {problem}", "see `ray list nodes`")

@@ -101,7 +101,9 @@ class SlurmTasks(Shepherded):
         try:
             answer = _ask(self._sbatch(order), script)
         except subprocess.TimeoutExpired as problem:
-            raise MachineTrouble(f"{order.task} could not be started: Slurm did not answer in {ASK_S:g} s") from problem
+            raise MachineTrouble(
+                f"{order.task} could not be started: Slurm did not answer in {ASK_S:g} s", "see whether `sinfo` answers"
+            ) from problem
         if answer.returncode != 0:
             words = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ")
             kind = MachineTrouble if any(sign in words for sign in NOT_NOW) else StartFailed

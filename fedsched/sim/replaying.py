@@ -26,6 +26,7 @@ from fedsched.sim.cluster import MemoryLedger
 
 STORE_S = 0.01
 """How long the simulated store takes; orders wait for it, as they did live."""
+HINT = "if the scheduler was changed on purpose, record the journal anew; else look at that change"
 
 
 class Differs(Failed):
@@ -85,7 +86,7 @@ class _Edges:
     def _take(self, order: Order) -> None:
         where, expected = self.due.popleft() if self.due else ("the end", None)
         if not _same(order, expected):
-            raise Differs(f"{where}: the loop hands over {order!r}; next in order was {expected!r}")
+            raise Differs(f"{where}: the loop hands over {order!r}; next in order was {expected!r}", HINT)
         self.orders += 1
 
 
@@ -181,7 +182,7 @@ def _compare(step: Step, got: Sequence[Command]) -> None:
                 f"{step.where}: command {number + 1} of {len(expected)} differs after {_named(step.event)}\n"
                 f"  recorded: {_shown(was, now)}\n"
                 f"  replayed: {_shown(now, was)}",
-                "if the scheduler was changed on purpose, record the journal anew; else look at that change",
+                HINT,
             )
 
 

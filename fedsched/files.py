@@ -9,12 +9,12 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from fedsched.errors import InvalidInput
+from fedsched.errors import Failed, InvalidInput, of_the_world
 
 _numbers = itertools.count()
 
@@ -33,7 +33,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         return
     beside = _beside(place)
     try:
-        with _opened(beside, path) as file:
+        with _named(path), beside.open("wb") as file:
             yield file
         with _named(path):
             beside.replace(place)
@@ -60,6 +60,22 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         sync_folder(path.parent)
 
 
+def write_all(*writes: Callable[[], object]) -> None:
+    """Write several files; one that cannot be written keeps no other from being there.
+
+    Raises:
+        Failed: names all that could not.
+    """
+    problems = []
+    for write in writes:
+        try:
+            write()
+        except OSError as problem:
+            problems.append(of_the_world(problem))
+    if problems:
+        raise Failed("\n".join(problem.message for problem in problems), problems[0].hint)
+
+
 def refuse_clashes(read: Iterable[Path], written: Iterable[Path]) -> None:
     """Before anything is written: whether every file to write can be, and is none of the others.
 
@@ -72,6 +88,8 @@ def refuse_clashes(read: Iterable[Path], written: Iterable[Path]) -> None:
             raise InvalidInput(f"there is no folder {path.parent} to write {path.name} to", "make it, or name another")
         if path.is_dir():
             raise InvalidInput(f"{path} is a folder; a file to write was expected", "name a file in it")
+        if not os.access(path if _is_special(path) else path.resolve().parent, os.W_OK):
+            raise InvalidInput(f"{path} cannot be written: there is no right to", "name a file in another folder")
         if path.resolve() in taken and not _is_special(path):
             raise InvalidInput(f"{path} would be written over {taken[path.resolve()]}", "name another file")
         taken[path.resolve()] = path
@@ -97,15 +115,12 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.{next(_numbers)}")
 
 
-def _opened(beside: Path, path: Path) -> BinaryIO:
-    with _named(path):
-        return beside.open("wb")
-
-
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors name the file that was asked for, not the one beside it."""
+    """Errors name the file that was asked for, not the one beside it; a full disk names none by itself."""
     try:
         yield
     except OSError as problem:
+        if problem.errno is None:
+            raise
         raise type(problem)(problem.errno, problem.strerror, str(path)) from problem

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fedsched.errors import InvalidInput
-from fedsched.files import refuse_clashes, whole, write_whole
+from fedsched.errors import Failed, InvalidInput
+from fedsched.files import refuse_clashes, whole, write_all, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -112,3 +114,26 @@ def test_files_that_would_go_over_each_other_are_refused_before_anything_is_writ
     ):
         with pytest.raises(InvalidInput, match=why):
             refuse_clashes(read, written)
+
+
+def test_a_disk_that_is_full_in_the_middle_is_told_with_the_name_that_was_asked_for(tmp_path: Path) -> None:
+    """The system says only that there is no space, not for what."""
+    path = tmp_path / "weights"
+    path.write_bytes(b"old")
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
+    try:
+        with pytest.raises(OSError, match="weights"):
+            write_whole(path, bytes(20_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    """All of them come from one run, which may have taken hours."""
+    paths = [tmp_path / name for name in ("none/a", "b", "none/c", "d")]
+    with pytest.raises(Failed, match=r"none/a.*\n.*none/c"):
+        write_all(*(partial(write_whole, path, b"data") for path in paths))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "d"]

@@ -112,6 +112,7 @@ def merge(
     from fedsched.errors import InvalidInput
     from fedsched.federation import speeds
     from fedsched.policy import speed_checkpoint
+    from fedsched.policy.checkpoint import refuse_bad_places
 
     *sources, file = files
     if len(sources) < 2 or len(set(sources)) < len(sources):
@@ -119,6 +120,7 @@ def merge(
             f"{len(set(sources))} different files of statistics given; two at least, and one to write, were expected",
             "name the file to write last",
         )
+    refuse_bad_places(sources, [file])
     read = {ClusterName(str(source)): speed_checkpoint.load(source) for source in sources}
     total = speeds.merge({name: checkpoint.statistics for name, checkpoint in read.items()})
     digests = ", ".join(sorted(checkpoint.digest[:12] for checkpoint in read.values()))

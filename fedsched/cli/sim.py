@@ -84,8 +84,8 @@ class Plan:
     experiment: ExperimentConfig
     policies: tuple[str, ...]
     """Labels, in the order in which results are shown."""
-    source: Path
-    """The file that it was read from."""
+    sources: tuple[Path, ...]
+    """The files that it was read from."""
 
     @property
     def seeds(self) -> range:
@@ -175,7 +175,7 @@ def _trace_plan(
     again = f"--trace {trace} --format {form.value} --nodes {nodes} --gpus-per-node {gpus_per_node}"
     again += f" --clock {clock.value} --slot-length {slot_length_s:g}"
     again += f" --placement {placement.value}" if placement is not None else ""
-    return Plan(trace.name.split(".")[0], again, experiment, tuple(experiment.policies), trace)
+    return Plan(trace.name.split(".")[0], again, experiment, tuple(experiment.policies), (trace,))
 
 
 def compare(
@@ -221,10 +221,10 @@ def swarm(
 
 
 def _plan(file: Path) -> Plan:
-    from fedsched.sim.experiment import load_experiment
+    from fedsched.sim.experiment import files_of, load_experiment
 
     experiment = load_experiment(file)
-    return Plan(file.stem, str(file), experiment, tuple(experiment.policies), file)
+    return Plan(file.stem, str(file), experiment, tuple(experiment.policies), files_of(file))
 
 
 def _adjusted(plan: Plan, policies: str, seeds: int | None, seed: int | None, decision_s_max: float | None) -> Plan:

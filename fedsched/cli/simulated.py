@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from fedsched.cli.federated import show_federations
 from fedsched.cli.output import span, table
 from fedsched.cli.sim import Plan
 from fedsched.errors import Failed, InvalidInput
-from fedsched.files import refuse_clashes
+from fedsched.files import refuse_clashes, write_all
 from fedsched.sim import running
 from fedsched.sim.comparing import Difference, Interval, Summary, differences, summarise
 from fedsched.sim.results import RunResult, write_csv, write_parquet
@@ -49,18 +51,24 @@ class Files:
         Raises:
             InvalidInput: a file could not be written, or would be written over another.
         """
+        for file, needs in ((self.parquet, ("pyarrow",)), (self.html, ("jinja2", "matplotlib"))):
+            missing = [name for name in needs if file is not None and find_spec(name) is None]
+            if missing:
+                raise InvalidInput(
+                    f"{file} needs {', '.join(missing)}, which is not installed", "pip install 'fedsched[sim]'"
+                )
         refuse_clashes(read, [path for path in (self.per_job, self.parquet, self.html) if path is not None])
 
     def write(self, runs: Sequence[RunResult]) -> None:
-        """Write those that are wanted."""
-        if self.per_job is not None:
-            write_csv(self.per_job, runs)
-        if self.parquet is not None:
-            write_parquet(self.parquet, runs)
-        if self.html is not None:
-            from fedsched.sim.report import write_report
+        """Write those that are wanted.
 
-            write_report(self.html, runs)
+        Raises:
+            Failed: some could not be written; the others are.
+        """
+        from fedsched.sim.report import write_report
+
+        wanted = ((self.per_job, write_csv), (self.parquet, write_parquet), (self.html, write_report))
+        write_all(*(functools.partial(write, path, runs) for path, write in wanted if path is not None))
 
 
 def carry_out(
@@ -86,7 +94,7 @@ def carry_out(
     """
     if engine == Engine.RAY and workers is not None:
         raise InvalidInput("--workers counts this machine's processes, and --engine ray uses none", "leave one out")
-    files.refuse_bad_places([plan.source for plan in plans])
+    files.refuse_bad_places([source for plan in plans for source in plan.sources])
     jobs = {plan.name: _tell_load(plan) for plan in plans}
     requests = [
         Request(plan.name, plan.experiment, label, seed, jobs[plan.name], check)
@@ -96,14 +104,16 @@ def carry_out(
     ]
     with _progress(len(requests)) as told:
         runs = sweep(requests, engine=Engine(engine), workers=workers, told=told)
-    files.write(runs)
-    compared = differences(runs) if paired else ()
-    if as_json:
-        print(json.dumps(_plain(runs, compared, paired=paired), indent=2))
-    else:
-        _show(summarise(runs), with_names=len(plans) > 1)
-        show_federations(runs)
-        _show_differences(compared)
+    try:
+        files.write(runs)
+    finally:  # a full disk must not cost what took an hour
+        compared = differences(runs) if paired else ()
+        if as_json:
+            print(json.dumps(_plain(runs, compared, paired=paired), indent=2))
+        else:
+            _show(summarise(runs), with_names=len(plans) > 1)
+            show_federations(runs)
+            _show_differences(compared)
     _refuse_partial(plans, runs, check=check)
 
 

@@ -14,7 +14,9 @@ import typer
 
 from fedsched.errors import InvalidInput
 from fedsched.files import refuse_clashes
+from fedsched.policy.checkpoint import refuse_bad_places
 from fedsched.sim import teaching_state
+from fedsched.sim.experiment import files_of
 from fedsched.sim.teaching import Recipe, State, Tell, Training, write_log
 
 SHOWN = {
@@ -73,7 +75,11 @@ def begin(place: Place, recipe: Recipe, scenario: Path, *, resume: bool, restart
         InvalidInput: files are in the way, or there is nothing to go on from.
         CorruptCheckpoint: the state or the first weights cannot be used.
     """
-    refuse_clashes([scenario], [place.file, place.best, place.log, place.state])
+    read = [*files_of(scenario), *([] if recipe.source in ("builtin", "scratch") else [Path(recipe.source)])]
+    groups = range(recipe.groups)
+    weights = [name(index, len(groups)) for index in groups for name in (place.of, place.best_of)]
+    refuse_clashes([*read, *weights], [place.log, place.state])
+    refuse_bad_places(read, weights)
     if resume and restart:
         raise InvalidInput("--resume and --restart were both given; one of them was expected", "leave one out")
     if resume:
@@ -84,6 +90,11 @@ def begin(place: Place, recipe: Recipe, scenario: Path, *, resume: bool, restart
         raise InvalidInput(
             f"{place.state} is the state of a training that was begun before",
             "--resume goes on with it, --restart begins anew",
+        )
+    if place.log.exists() and not restart:
+        raise InvalidInput(
+            f"{place.log} is there and no training's state is; the log would be written over it",
+            "name another file, or --restart",
         )
     return Training(recipe)
 

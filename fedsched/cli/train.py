@@ -46,11 +46,10 @@ def supervised(
 
     The same options give the same file; all defaults give the weights that ship with the package.
     """
-    from fedsched.errors import InvalidInput
+    from fedsched.policy.checkpoint import refuse_bad_places
     from fedsched.sim.training import warm_up
 
-    if not file.parent.is_dir():
-        raise InvalidInput(f"cannot write {file}: there is no directory {file.parent}", "create it first")
+    refuse_bad_places([], [file])
     command = (
         f"fedsched train supervised --teacher {teacher.value} --seed {seed} --steps {steps} "
         f"--scenarios {scenarios} --held-out {held_out} FILE"
@@ -323,8 +322,9 @@ def speeds(
     """
     from fedsched.errors import InvalidInput
     from fedsched.policy import speed_checkpoint
+    from fedsched.policy.checkpoint import refuse_bad_places
     from fedsched.policy.learned_speed import LearnedSpeedOptions
-    from fedsched.sim.experiment import load_experiment
+    from fedsched.sim.experiment import files_of, load_experiment
     from fedsched.sim.speed_training import judge, train
 
     *sources, file = files
@@ -333,8 +333,8 @@ def speeds(
             "one path is given; an experiment, or several, and a file to write were expected",
             "name the file to write last",
         )
-    if not file.parent.is_dir():
-        raise InvalidInput(f"cannot write {file}: there is no directory {file.parent}", "create it first")
+    read = [path for source in sources for path in files_of(source)]
+    refuse_bad_places([*read, *filter(None, [start])], [file])
     experiments = [load_experiment(source) for source in sources]
     configured = [policy for policy in experiments[0].policies.values() if policy.name == "learned_speed"]
     options = LearnedSpeedOptions.model_validate(configured[0].options if configured else {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,16 +48,19 @@ def train_set(
     The same options give the same file. Improvement goes back where other clusters than those trained on say that it
     did harm, so the last weights are near the best ones.
     """
-    from fedsched.errors import InvalidInput
-    from fedsched.files import write_whole
+    from fedsched.files import refuse_clashes, write_all, write_whole
     from fedsched.policy import registry
+    from fedsched.policy.checkpoint import refuse_bad_places
     from fedsched.policy.set import SetOptions
-    from fedsched.sim.experiment import load_experiment
+    from fedsched.sim.experiment import files_of, load_experiment
     from fedsched.sim.set_training import Ground, Plan, train
 
-    for path in filter(None, (file, best, curve)):
-        if not path.parent.is_dir():
-            raise InvalidInput(f"cannot write {path}: there is no directory {path.parent}", "create it first")
+    read = [*files_of(experiment), *filter(None, [source])]
+    if teacher_checkpoint not in ("scratch", "builtin"):
+        read.append(Path(teacher_checkpoint))
+    weights = [file, *filter(None, [best])]
+    refuse_clashes([*read, *weights], filter(None, [curve]))
+    refuse_bad_places(read, weights)
 
     def tell(line: str) -> None:
         typer.echo(line, err=True)
@@ -80,11 +84,12 @@ def train_set(
         first=None if first is None else first.arrays,
         tell=tell,
     )
-    result.last.save(file)
+    writes = [partial(result.last.save, file)]
     if best is not None:
-        result.best.save(best)
+        writes.append(partial(result.best.save, best))
     if curve is not None:
-        write_whole(curve, _as_csv(result.curve))
+        writes.append(partial(write_whole, curve, _as_csv(result.curve)))
+    write_all(*writes)
     values = {
         "file": str(file),
         "digest": result.last.digest,

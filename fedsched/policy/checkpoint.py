@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from fedsched.errors import CorruptCheckpoint
-from fedsched.files import write_whole
+from fedsched.errors import CorruptCheckpoint, InvalidInput
+from fedsched.files import refuse_clashes, write_whole
 from fedsched.policy import dl2
 from fedsched.policy import set as set_policy
 from fedsched.policy.dl2 import Arrays
@@ -106,6 +106,32 @@ class Checkpoint:
     def save(self, path: Path) -> None:
         """Write the file so that a reader never sees a part of it."""
         write_whole(path, self.to_bytes())
+
+
+def refuse_bad_places(read: Iterable[Path], written: Iterable[Path]) -> None:
+    """Before weights or statistics are made: whether they can be written there, and over nothing but older ones.
+
+    Args:
+        read: files that they are made from.
+        written: checkpoint files.
+
+    Raises:
+        InvalidInput: a file could not be written, or something else would be lost.
+    """
+    written = tuple(written)
+    refuse_clashes(read, written)
+    for path in written:
+        if path.is_file() and path.stat().st_size and not _is_tensors(path):
+            raise InvalidInput(
+                f"{path} is there and is no checkpoint; a checkpoint would be written over it",
+                "name another file, or remove it first",
+            )
+
+
+def _is_tensors(path: Path) -> bool:
+    """Whether it begins as safetensors files do: the length of a header, and a JSON object."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def load(path: Path) -> Checkpoint:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,9 +25,10 @@ from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node
 from fedsched.core.job import LENGTH_MAX_S, Allocation
 from fedsched.core.packing import pack
-from fedsched.errors import InvalidConfiguration, InvalidInput
+from fedsched.errors import InvalidConfiguration, InvalidInput, NotFound
 from fedsched.policy import plugins
 from fedsched.sim.cluster import Rules
+from fedsched.sim.datafiles import resolve
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.elastic_workload import ElasticWorkloadConfig
 from fedsched.sim.federation_config import FederationSectionConfig
@@ -338,6 +340,32 @@ def load_experiment(path: Path) -> ExperimentConfig:
         InvalidConfiguration: there are problems in any of them; all are listed.
     """
     return load(ExperimentConfig, path, {FOLDER: path.parent})
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """An experiment's file and all that are named in it and in its workload: nothing may be written over them.
+
+    Raises:
+        InvalidConfiguration: one of the two is no YAML.
+    """
+    plain = read(path)
+    found = [path, *_files_named(plain, path.parent, set())]
+    workload = plain.get("workload") if isinstance(plain, Mapping) else None
+    if isinstance(workload, str):
+        file = path.parent / workload
+        found += _files_named(read(file), file.parent, set())
+    return tuple(found)
+
+
+def _files_named(plain: Any, base: Path, seen: set[int]) -> Iterator[Path]:
+    """Texts that are paths of files; aliases are followed once, however often they stand there."""
+    if isinstance(plain, str):
+        with suppress(NotFound, OSError, ValueError, RuntimeError):  # most texts are no paths at all
+            yield resolve(plain, base)
+    elif isinstance(plain, Mapping | list) and id(plain) not in seen:
+        seen.add(id(plain))
+        for part in plain.values() if isinstance(plain, Mapping) else plain:
+            yield from _files_named(part, base, seen)
 
 
 POOLED = frozenset({TraceFormat.CSV, TraceFormat.TIRESIAS, TraceFormat.GAVEL})

@@ -73,6 +73,12 @@ class Recipe:
     together: int | None = None
     """Clusters that share one federation; None: as the experiment says."""
 
+    @property
+    def groups(self) -> int:
+        """Federations, each with weights of its own."""
+        clusters = len(self.experiment.clusters)
+        return 1 if self.mode == "online" else -(-clusters // (self.together or clusters))
+
     def plain(self) -> dict[str, Any]:
         """All that decides what is made, as plain data."""
         learning = self.learning.model_dump(mode="json")
@@ -170,11 +176,9 @@ class Training:
         """Before the first run."""
         recipe = self.recipe
         clusters = [ClusterName(cluster.name) for cluster in recipe.experiment.clusters]
-        size = len(clusters) if recipe.mode == "online" else recipe.together or len(clusters)
-        groups = -(-len(clusters) // size)
         standing = first_standing(self.policy_name, self.first, recipe.learning_rate)
         learners = {name: self.kind.learner(self.first, recipe.learning, recipe.batch_size) for name in clusters}
-        return State([standing] * groups, learners)
+        return State([standing] * recipe.groups, learners)
 
     def run(self, episodes: int, tell: Tell) -> None:
         """Go on until so many runs are over, with a look at the quality before the first and after the last.

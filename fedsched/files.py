@@ -6,6 +6,7 @@ A link is followed. What is no regular file, a device or a pipe, is written to a
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import threading
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from fedsched.errors import Failed, InvalidInput, of_the_world
+from fedsched.errors import Conflict, Failed, InvalidInput, of_the_world
 
 _numbers = itertools.count()
 
@@ -93,6 +94,33 @@ def refuse_clashes(read: Iterable[Path], written: Iterable[Path]) -> None:
         if path.resolve() in taken and not _is_special(path):
             raise InvalidInput(f"{path} would be written over {taken[path.resolve()]}", "name another file")
         taken[path.resolve()] = path
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While it lasts nobody else is alone with `path`, a file to write again and again.
+
+    Raises:
+        Conflict: somebody is. Who was killed is not.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        file = lock.open("wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise Conflict(
+                f"another process is writing {path} and what lies beside it", "wait for it, or name another file"
+            ) from None
+        if lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+            break
+        file.close()  # whoever had it before removed it in this moment
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.close()
 
 
 def sync_folder(path: Path) -> None:

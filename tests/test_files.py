@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsched.errors import Failed, InvalidInput
-from fedsched.files import refuse_clashes, whole, write_all, write_whole
+from fedsched.errors import Conflict, Failed, InvalidInput
+from fedsched.files import alone, refuse_clashes, whole, write_all, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -137,3 +137,18 @@ def test_a_file_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"none/a.*\n.*none/c"):
         write_all(*(partial(write_whole, path, b"data") for path in paths))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "d"]
+
+
+def test_two_are_never_alone_with_a_file_and_whoever_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Two trainings into one file would leave the weights of the one with the state of the other."""
+    path = tmp_path / "weights.state"
+    with alone(path):
+        with pytest.raises(Conflict, match=r"another process is writing .*weights"), alone(path):
+            pass
+        with alone(tmp_path / "other"):
+            pass
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".weights.state.lock").touch()  # as it lies there after a kill
+    with alone(path):
+        pass
+    assert not list(tmp_path.iterdir())

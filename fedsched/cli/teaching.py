@@ -68,18 +68,26 @@ class Place:
         return self.file.with_name(self.file.name.removesuffix(self.file.suffix) + ending)
 
 
-def begin(place: Place, recipe: Recipe, scenario: Path, *, resume: bool, restart: bool) -> Training:
-    """The training to carry out, from its beginning or from where it was.
+def look_around(place: Place, recipe: Recipe, scenario: Path) -> None:
+    """Before anything else: whether all files can be written.
 
     Raises:
-        InvalidInput: files are in the way, or there is nothing to go on from.
-        CorruptCheckpoint: the state or the first weights cannot be used.
+        InvalidInput: one cannot, or something else would be lost.
     """
     read = [*files_of(scenario), *([] if recipe.source in ("builtin", "scratch") else [Path(recipe.source)])]
     groups = range(recipe.groups)
     weights = [name(index, len(groups)) for index in groups for name in (place.of, place.best_of)]
     refuse_clashes([*read, *weights], [place.log, place.state])
     refuse_bad_places(read, weights)
+
+
+def begin(place: Place, recipe: Recipe, *, resume: bool, restart: bool) -> Training:
+    """The training to carry out, from its beginning or from where it was.
+
+    Raises:
+        InvalidInput: an older training's files are in the way, or there is nothing to go on from.
+        CorruptCheckpoint: the state or the first weights cannot be used.
+    """
     if resume and restart:
         raise InvalidInput("--resume and --restart were both given; one of them was expected", "leave one out")
     if resume:

@@ -264,12 +264,15 @@ def _experiment(scenario: Path, label: str) -> ExperimentConfig:
 def _teach(
     recipe: Recipe, scenario: Path, file: Path, episodes: int, *, resume: bool, restart: bool, output: Format
 ) -> None:
-    from fedsched.cli.teaching import Place, begin, carry_out
+    from fedsched.cli.teaching import Place, begin, carry_out, look_around
+    from fedsched.files import alone
 
     place = Place(file)
-    training = begin(place, recipe, scenario, resume=resume, restart=restart)
-    command = f"fedsched train {recipe.mode} {scenario.name} FILE {_options(recipe, episodes)}"
-    values = carry_out(training, episodes, place, command)
+    look_around(place, recipe, scenario)
+    with alone(place.state):
+        training = begin(place, recipe, resume=resume, restart=restart)
+        command = f"fedsched train {recipe.mode} {scenario.name} FILE {_options(recipe, episodes)}"
+        values = carry_out(training, episodes, place, command)
     if not emit(values, output, [str(file)]):
         table((f"{recipe.label.upper()} AFTER LEARNING", ""), list(values.items()))
 

@@ -159,7 +159,7 @@ def from_bytes(data: bytes, origin: str = "received checkpoint") -> Checkpoint:
         card = _card(data)
         shape = SHAPES[card["format"]].of_card(card)
         made, promised = dict(card["made"]), str(card["digest"])
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as problem:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, struct.error) as problem:
         raise CorruptCheckpoint(
             f"{origin} is no whole checkpoint ({type(problem).__name__}: {problem}); "
             f"expected a safetensors file of format {' or '.join(SHAPES)}",

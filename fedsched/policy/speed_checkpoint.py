@@ -86,7 +86,7 @@ def from_bytes(data: bytes, origin: str = "received statistics") -> SpeedCheckpo
         accelerators = [str(name) for name in card["accelerators"]]
         statistics = _statistics(job_types, accelerators, table)
         made, promised = dict(card["made"]), str(card["digest"])
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, struct.error) as problem:
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError, struct.error) as problem:
         raise CorruptCheckpoint(
             f"{origin} is no whole file of statistics ({type(problem).__name__}: {problem}); "
             f"expected a safetensors file of format {FORMAT}",

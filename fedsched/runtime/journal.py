@@ -98,7 +98,7 @@ def read(path: Path) -> Iterator[Begun | Step]:
     for number, line in enumerate(lines, start=1):
         try:
             found = _line(f"{path}:{number}", json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             if number == len(lines):
                 return
             raise ValueError(f"{path}:{number}: {_told(problem)}") from problem

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from fedsched.config import PolicyConfig
+from fedsched.config import PolicyConfig, parse
 from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation, Policy, SpeedSample
 from fedsched.core.ids import NodeName
@@ -79,7 +79,7 @@ def measure(policies: Sequence[str] = POLICIES, *, slots: int) -> tuple[Decision
 
 
 def _measure(name: str, jobs: int, servers: int, slots: int) -> DecisionPace:
-    policy: Policy = make(PolicyConfig.model_validate({"name": name}))
+    policy: Policy = make(parse(PolicyConfig, {"name": name}, "--policies"))
     took_ms = _decide(policy, jobs, servers, slots + WARM_UP_SLOTS)[WARM_UP_SLOTS:]
     cuts = quantiles(took_ms, n=100)
     return DecisionPace(jobs, servers, name, round(cuts[49], 3), round(cuts[98], 3))

@@ -88,7 +88,7 @@ def load(path: Path, recipe: Recipe) -> Training:
         found = checkpoint.digest(arrays)
         if found != card["digest"]:
             raise ValueError(f"its arrays have digest {found[:12]}; {card['digest'][:12]} was expected")
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as problem:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, struct.error) as problem:
         raise CorruptCheckpoint(f"{path} is no whole state of a training: {problem}", HINT) from problem
     _same(path, card["recipe"], recipe.plain())
     training = Training(recipe)

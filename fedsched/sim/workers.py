@@ -287,7 +287,7 @@ def _serve(connection: Connection[Any, Any], make: Make[Any, Any]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             task = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         signal.signal(signal.SIGTERM, _interrupt)
         try:
@@ -297,7 +297,10 @@ def _serve(connection: Connection[Any, Any], make: Make[Any, Any]) -> None:
         except Exception as error:
             answer = ("raised", error)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the answer goes out whole
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except OSError:  # nobody waits for it: the process that asked was killed
+            return
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

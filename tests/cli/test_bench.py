@@ -75,3 +75,8 @@ def test_the_training_benchmark_counts_what_the_learner_was_told(capsys: pytest.
         assert case[f"{what}_per_cpu_s"] == pytest.approx(case[what] / case["cpu_s"])
     assert main(["bench", "train", "--cases", "mix"]) == 2
     assert "the cases are mix-online" in capsys.readouterr().err
+
+
+def test_a_policy_that_there_is_not_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "decision", "--policies", "nobody"]) == 2
+    assert "there is no policy 'nobody'" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedsched.files import alone
 from fedsched.policy import checkpoint, speed_checkpoint
 from tests.cli.conftest import Run
 
@@ -129,3 +130,12 @@ def test_results_that_fit_on_no_disk_are_still_shown_and_the_other_files_written
     assert "drf" in done.out
     assert "/dev/full: No space left" in done.err
     assert (folder / "out").stat().st_size
+
+
+def test_a_second_training_into_the_same_files_is_refused(run: Run, folder: Path) -> None:
+    """Both would end well, and the files would be of both."""
+    with alone(folder / "new.state"):
+        for option in ("", " --restart"):
+            done = run(*f"{WRITERS['train online'].replace('FILE', 'new')}{option}".split())
+            assert (done.code, done.out) == (5, "")
+            assert "another process is writing new.state" in done.err

@@ -171,6 +171,7 @@ def test_what_is_before_the_first_agents_start_is_left_out_and_counted(tmp_path:
         ('{"event": {"_": "Rain"}, "commands": []}\n{}\n', ":1: unknown event or command 'Rain'"),
         ('{"commands": []}\n{}\n', ":1: event is missing"),
         ("not json\nat all\n", ":1: "),
+        ("[" * 100_000 + "]" * 100_000 + "\n{}\n", ":1: "),
     ],
 )
 def test_what_is_no_journal_is_one_clear_error(tmp_path: Path, text: str, said: str) -> None:

@@ -356,6 +356,44 @@ def test_the_judge_sees_a_policy_that_a_rejected_update_has_changed() -> None:
         judge.saved(record(number=2), after, None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (None, "it never crossed the link"),
+        ({"samples": 0}, "there is nothing in it"),
+        ({"declined": "no reward yet"}, "there is nothing in it"),
+        ({"base_version": 7}, "it is of another version"),
+        ({"gradients": {"other": np.ones(3, np.float32)}}, "it is of another shape than the policy"),
+        ({"value": np.nan}, "it is not finite"),
+        ({"value": 1e6}, "it is too long"),
+    ],
+)
+def test_the_judge_sees_every_update_that_must_not_count(changes: dict[str, Any] | None, why: str) -> None:
+    """One that counts all the same would be the policy of all clusters a second later."""
+    judge, standing, _ = judged()
+    before = standing.active
+    if changes is not None:
+        value = changes.pop("value", 1e-6)
+        gradients = {name: np.full_like(array, value) for name, array in before.checkpoint.arrays.items()}
+        usual = GradientReply(1, 1, gradients, 5, (), "")
+        judge.crossed(Way.UP, EAST, Answer(1, replace(usual, **changes)), 100.5)
+    after = Version(structs.replace(before.record, version=2), before.checkpoint, b"", before.optimiser)
+    combined = record(
+        asked=(EAST,), contributions=(Contribution(EAST, 1, 5, 1.0),), outcome=Outcome.COMBINED, version=2
+    )
+    with pytest.raises(BrokenPromise, match=f"counts an update of east, and {why}"):
+        judge.saved(combined, before, after)
+
+
+def test_the_judge_sees_a_version_that_does_not_grow_and_a_round_that_is_left_open() -> None:
+    judge, standing, _ = judged()
+    combined = record(outcome=Outcome.COMBINED, version=1)
+    with pytest.raises(BrokenPromise, match="version 1 comes after 1"):
+        judge.saved(combined, standing.active, standing.active)
+    with pytest.raises(BrokenPromise, match="a round was still open"):
+        judge.close(held=True)
+
+
 @pytest.mark.parametrize("version", [1, 9])
 def test_the_judge_sees_an_agent_that_goes_back(version: int) -> None:
     judge, _, _ = judged()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fedsched.core.cluster import Node
-from fedsched.core.commands import Command, SaveJob, StartJob
+from fedsched.core.commands import AskPolicy, Command, SaveJob, StartJob
+from fedsched.core.decision import JobView, Observation
 from fedsched.core.events import Event, JobAssigned, JobExited, NodeLost, SlotStarted, TermTaken
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import (
@@ -34,8 +35,8 @@ P = JobPhase
 class Stage:
     """A cluster of one node with two GPUs, told by hand."""
 
-    def __init__(self) -> None:
-        self.judges, self.collector = Judges(), Collector()
+    def __init__(self, *, rebuilt: bool = False) -> None:
+        self.judges, self.collector = Judges(rebuilt=rebuilt), Collector()
         nodes = [Node(NODE, Resources(cpu_milli=8000, gpu_milli=2000))]
         self._observers = [watch.on(ClusterName("c"), nodes) for watch in (self.judges, self.collector)]
         self._seq = 0
@@ -177,3 +178,97 @@ def test_gpu_seconds_that_nobody_got_are_found() -> None:
     jobs.gpu_s[0] -= 1
     with pytest.raises(BrokenPromise, match=r"nodes gave 8\.0+ GPU-seconds and jobs got 7\.0+"):
         stage.judges.close(jobs, 5.0, submitted=1)
+
+
+def test_core_seconds_that_nobody_got_are_found() -> None:
+    stage = started(2)
+    stage.finish("job-0", 5.0)
+    jobs = stage.collector.jobs(5.0)
+    jobs.core_s[0] += 1
+    with pytest.raises(BrokenPromise, match=r"nodes gave 8\.0+ core-seconds and jobs got 9\.0+"):
+        stage.judges.close(jobs, 5.0, submitted=1)
+
+
+def test_a_result_that_is_not_the_truth_is_found() -> None:
+    """A job that is counted as over and runs, or one that nobody counted."""
+    stage = started(1)
+    stage.finish("job-0", 5.0)
+    running = started(1)
+    running.see(SlotStarted(5.0, 9))
+    with pytest.raises(BrokenPromise, match="job job-0 is over in the results and not in truth"):
+        stage.judges.close(running.collector.jobs(5.0), 5.0, submitted=1)
+    with pytest.raises(BrokenPromise, match="1 jobs came and 0 are in the results"):
+        stage.judges.close(Collector().jobs(5.0), 5.0, submitted=1)
+
+
+def test_a_job_that_comes_back_after_it_was_over_is_found() -> None:
+    stage = started(1)
+    stage.finish("job-0", 5.0)
+    with pytest.raises(BrokenPromise, match="job job-0 was assigned again after it was Succeeded"):
+        stage.see(JobAssigned(5.0, stage.spec("job-0"), JobStatus(JobId("job-0"), phase=P.DISPATCHED)))
+
+
+def test_a_job_that_is_over_and_holds_tasks_is_found() -> None:
+    """Nobody else could use what they hold, and nobody would be billed for it."""
+    stage = started(2)
+    ended = stage.save("job-0", 2.0, P.STARTING, P.SUCCEEDED, seq=2)
+    with pytest.raises(BrokenPromise, match="job job-0 is Succeeded and holds 2 tasks"):
+        stage.see(SlotStarted(2.0, 2), ended)
+
+
+def test_a_step_of_a_job_that_never_came_or_with_a_date_of_its_own_is_found() -> None:
+    stage = Stage()
+    stage.assign("a")
+    with pytest.raises(BrokenPromise, match="job b became Starting and never came here"):
+        stage.see(SlotStarted(1.0, 0), stage.save("b", 1.0, P.DISPATCHED, P.STARTING))
+    with pytest.raises(BrokenPromise, match=r"a step of job a is dated 7\.0 s"):
+        stage.see(SlotStarted(2.0, 1), stage.save("a", 7.0, P.DISPATCHED, P.STARTING))
+
+
+def test_a_store_that_knows_more_than_was_ever_done_is_found() -> None:
+    stage = started(1)
+    ahead = JobStatus(JobId("job-0"), phase=P.RUNNING, seq=5, attempt=1)
+    with pytest.raises(BrokenPromise, match="the store is ahead of job job-0: seq 5 of 1"):
+        stage.see(TermTaken(3.0, 2, ((stage.spec("job-0"), ahead),)))
+
+
+def test_tasks_for_a_job_that_does_not_run_or_twice_the_same_are_found() -> None:
+    stage = Stage()
+    stage.assign("a")
+    task = TaskPlacement(task_name(Role.WORKER, 0), NODE)
+    with pytest.raises(BrokenPromise, match="attempt 1 of job a got tasks and is none that runs"):
+        stage.see(SlotStarted(1.0, 1), StartJob(1, 1, stage.spec("a"), 1, (task,)))
+    save = stage.save("a", 2.0, P.DISPATCHED, P.STARTING)
+    with pytest.raises(BrokenPromise, match="job a got a task twice"):
+        stage.see(SlotStarted(2.0, 2), save, StartJob(1, 2, stage.spec("a"), 1, (task, task)))
+
+
+def test_an_order_of_another_term_is_found() -> None:
+    """The executor would obey an agent that has been replaced, or none."""
+    stage = started(1)
+    order = StartJob(2, 1, stage.spec("job-0"), 1, (TaskPlacement(task_name(Role.WORKER, 0), NODE),))
+    with pytest.raises(BrokenPromise, match=r"order \(2, 1\) was given after order \(1, 1\)"):
+        stage.see(SlotStarted(2.0, 2), order)
+
+
+def test_a_policy_that_is_asked_about_a_job_that_is_over_is_found() -> None:
+    stage = started(1)
+    view = JobView(
+        JobId("job-0"), "x", Range(1, 4), Range(0, 0), Resources(), Resources(), 1.0, 0.0, arrived_s=0.0, waited_slots=0
+    )
+    question = AskPolicy(Observation(3, 10.0, (), (view,), 6.0), keep_running=True)
+    stage.see(SlotStarted(2.0, 2), question)
+    stage.finish("job-0", 5.0)
+    with pytest.raises(BrokenPromise, match="the policy was asked about job job-0, which is over"):
+        stage.see(SlotStarted(6.0, 3), question)
+
+
+def test_where_slots_are_rebuilt_a_node_is_judged_when_the_instant_is_over() -> None:
+    """Within it tasks change places; after it too much is too much."""
+    stage = Stage(rebuilt=True)
+    for name in ("a", "b"):
+        stage.assign(name)
+    stage.start("a", 1.0, 1)
+    stage.start("b", 1.0, 2)
+    with pytest.raises(BrokenPromise, match="node n holds 3000 gpu_milli and has 2000"):
+        stage.see(SlotStarted(2.0, 9))

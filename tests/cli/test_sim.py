@@ -13,6 +13,7 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedsched.cli import simulated
@@ -282,3 +283,16 @@ def test_a_policy_that_ends_the_process_ends_its_run_only(run: Run, tiny: str, m
     assert result.code == 1
     assert "SystemExit" in result.err
     assert "srtf" in result.out
+
+
+def test_workers_whose_command_was_killed_end_without_a_word(tiny: str) -> None:
+    """A traceback of each in the user's terminal would look like what killed it."""
+    words = ["-m", "fedsched.cli.main", "sim", "run", tiny, "--seeds", "3000", "--workers", "2"]
+    command = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 60
+    while len(psutil.Process(command.pid).children()) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    time.sleep(0.5)  # both are at work
+    command.kill()
+    _, told = command.communicate(timeout=60)  # until the last worker has closed it
+    assert "Traceback" not in told

@@ -241,12 +241,18 @@ class Progress(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     ACCURACY_FIELD_NUMBER: _builtins.int
     CHECKPOINT_STEP_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
+    COMPLAINT_FIELD_NUMBER: _builtins.int
     epochs: _builtins.float
     steps: _builtins.int
     samples_per_s: _builtins.float
     loss: _builtins.float
     accuracy: _builtins.float
     checkpoint_step: _builtins.int
+    idle_s: _builtins.float
+    """How long no step had ended when this was reported; 0 while steps end as usual."""
+    complaint: _builtins.str
+    """What the job complains about while it goes on."""
     def __init__(
         self,
         *,
@@ -256,10 +262,12 @@ class Progress(_message.Message):
         loss: _builtins.float | None = ...,
         accuracy: _builtins.float | None = ...,
         checkpoint_step: _builtins.int = ...,
+        idle_s: _builtins.float = ...,
+        complaint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "checkpoint_step", b"checkpoint_step", "epochs", b"epochs", "loss", b"loss", "samples_per_s", b"samples_per_s", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "checkpoint_step", b"checkpoint_step", "complaint", b"complaint", "epochs", b"epochs", "idle_s", b"idle_s", "loss", b"loss", "samples_per_s", b"samples_per_s", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
     _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015

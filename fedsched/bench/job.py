@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -155,9 +157,17 @@ class BenchJob:
 @contextmanager
 def bench_job(load: Load, steps: int, env: tuple[tuple[str, str], ...] = ()) -> Iterator[BenchJob]:
     """A job in a folder of its own that goes with it."""
-    with tempfile.TemporaryDirectory(prefix="fedsched-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fedsched-bench-") as folder, _minded(Path(folder)):
         job = BenchJob(Path(folder), load, steps, env)
         try:
             yield job
         finally:
             job.close()
+
+
+@contextmanager
+def _minded(folder: Path) -> Iterator[None]:
+    """See that nothing runs on when this process is killed: its launcher would outlive it, as it outlives agents."""
+    command = [sys.executable, "-m", "fedsched.bench.minder", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield

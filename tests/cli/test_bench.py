@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from fedsched.cli.main import main
+from tests.waiting import eventually
+
+JOB = """
+import time
+from fedsched.bench.job import Load, bench_job
+with bench_job(Load(), 10_000) as job:
+    job.start(1, 1)
+    print(job.steps_dir.parent, flush=True)
+    time.sleep(600)
+"""
 
 
 def test_the_core_benchmark_tells_every_policys_cost_beside_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +67,27 @@ def test_the_benchmark_of_resizes_makes_each_change_on_a_real_job_and_restarts_i
         assert 0 < case["pause_ms_p50"] <= case["pause_ms_p99"] < case["longest_step_ms_p50"]
         assert case["ratio"] == pytest.approx(case["checkpoint_restart_ms"] / case["pause_ms_p50"])
         assert case["throughput_kept"] > 0
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_a_benchmark_that_is_killed_leaves_neither_its_job_nor_its_folder() -> None:
+    """Its launcher is made to outlive agents, and would train on for hours beside the next measurement."""
+    with subprocess.Popen([sys.executable, "-c", JOB], stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        folder = Path(bench.stdout.readline().strip())
+        assert running_for(folder)
+        bench.send_signal(signal.SIGKILL)
+    eventually(lambda: not running_for(folder) and not folder.exists(), "everything of the job ends", 60.0)
+
+
+def running_for(folder: Path) -> list[int]:
+    """Processes whose command line names the folder; forked tasks keep their launcher's."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and any(str(folder) in word for word in process.info["cmdline"] or ()):
+            found.append(process.pid)
+    return found
 
 
 @pytest.mark.live

@@ -23,9 +23,9 @@ from fedsched.errors import Conflict, StartFailed
 
 NAME = "demo"
 CLUSTERS = ("east", "west")
-JOBS = (("mlp-a", "digits-mlp", 20), ("cnn-a", "digits-cnn", 6), ("mlp-b", "digits-mlp", 16),
-        ("cnn-b", "digits-cnn", 5), ("mlp-c", "digits-mlp", 12), ("mlp-d", "digits-mlp", 10))  # fmt: skip
-"""Name, example and epochs of each job."""
+JOBS = (("mlp-a", "digits-mlp", 70), ("cnn-a", "digits-cnn", 18), ("mlp-b", "digits-mlp", 60),
+        ("cnn-b", "digits-cnn", 15), ("mlp-c", "digits-mlp", 50), ("mlp-d", "digits-mlp", 40))  # fmt: skip
+"""Name, example and epochs of each job: long enough to overlap, or nobody would have to shrink or could grow."""
 PAUSE_S = 4.0
 """Between two submissions: jobs that come and go are what makes others shrink and grow."""
 STORY_S = 150.0

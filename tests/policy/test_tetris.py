@@ -20,7 +20,8 @@ def test_of_equally_aligned_jobs_the_one_with_least_remaining_work_is_best(
 ) -> None:
     """The sign is the trap: with the other one, which a public copy has, long jobs starve the short ones."""
     found = scores(np.full(len(work), alignment), np.array(work), np.ones(len(work), dtype=np.bool_), weight)
-    assert work[int(np.argmax(found))] == min(work)
+    # Works that differ by a rounding error of the score are the same to it.
+    assert work[int(np.argmax(found))] <= min(work) + 1e-14 * max(work) / weight
 
 
 def test_it_starts_the_job_with_less_left_where_only_one_fits() -> None:

@@ -16,6 +16,15 @@ from tests.executor.on_ray import OnRay, Ray
 from tests.executor.slurm import OnSlurm, Slurm, is_installed
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one group share a cluster or an order; spread over processes they would fail now and then, and slowly."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        spread = [item.nodeid for item in items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
+        if spread:
+            raise pytest.UsageError(f"run with --dist loadgroup, and a pytest that it works with: {spread[0]}")
+
+
 @pytest.fixture(scope="session")
 def etcd_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real etcd on a free port, one for each test process; tests share it and so keep to keys of their own."""

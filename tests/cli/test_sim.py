@@ -19,6 +19,10 @@ import pytest
 from fedsched.cli import simulated
 from fedsched.policy.tetris import Tetris
 from tests.cli.conftest import Run
+from tests.waiting import eventually
+
+WARM_S = 0.5
+"""CPU time after which a worker process has loaded what it needs and is in its runs."""
 
 
 @pytest.fixture
@@ -289,10 +293,8 @@ def test_workers_whose_command_was_killed_end_without_a_word(tiny: str) -> None:
     """A traceback of each in the user's terminal would look like what killed it."""
     words = ["-m", "fedsched.cli.main", "sim", "run", tiny, "--seeds", "3000", "--workers", "2"]
     command = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline_s = time.monotonic() + 60
-    while len(psutil.Process(command.pid).children()) < 2 and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    time.sleep(0.5)  # both are at work
+    workers = psutil.Process(command.pid).children
+    eventually(lambda: sum(worker.cpu_times().user > WARM_S for worker in workers()) == 2, "both are at work", 60.0)
     command.kill()
     _, told = command.communicate(timeout=60)  # until the last worker has closed it
     assert "Traceback" not in told

@@ -18,7 +18,7 @@ from tests.executor.slurm import OnSlurm, Slurm, is_installed
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one group share a cluster or an order; spread over processes they would fail now and then, and slowly."""
+    """Tests of a group share a cluster or an order; spread over processes they would fail now and then, and slowly."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         spread = [item.nodeid for item in items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
         if spread:

@@ -111,7 +111,7 @@ def test_the_command_writes_weights_that_load_the_best_ones_and_the_curve(tmp_pa
 def test_mistakes_are_told_before_the_work(tmp_path: Path) -> None:
     """Nobody wants to learn of a typing error after minutes of training."""
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
-    with pytest.raises(InvalidInput, match="there is no directory"):
+    with pytest.raises(InvalidInput, match="there is no folder"):
         run(str(tmp_path / "small.yaml"), str(tmp_path / "nowhere" / "set.safetensors"))
     with pytest.raises(InvalidConfiguration, match="there is no policy 'dfr'"):
         run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), "--teacher", "dfr")

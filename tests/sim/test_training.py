@@ -33,7 +33,7 @@ def test_the_command_writes_weights_that_load_and_says_how_good_they_are(tmp_pat
 def test_a_directory_that_is_not_there_is_noticed_before_the_work(tmp_path: Path) -> None:
     """Nobody wants to learn that after a minute of training."""
     missing = tmp_path / "nowhere" / "new.safetensors"
-    with pytest.raises(InvalidInput, match="there is no directory"):
+    with pytest.raises(InvalidInput, match="there is no folder"):
         CliRunner().invoke(app, ["supervised", str(missing)], catch_exceptions=False)
 
 

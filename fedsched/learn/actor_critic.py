@@ -26,7 +26,8 @@ from fedsched.core.commands import RewardSlot
 from fedsched.core.ids import stream
 from fedsched.learn.replay import Batch, Replay
 from fedsched.learn.tensors import one_thread, parameters, to_arrays
-from fedsched.policy.dl2 import Array, Arrays, DecisionSample, Shape, features, forward
+from fedsched.policy.dl2 import DecisionSample, Shape, features, forward
+from fedsched.policy.learnable import Array, Arrays
 
 ENTROPY_WEIGHT = 0.1
 RATIO_MAX = 2.0

@@ -29,9 +29,8 @@ from fedsched.core.commands import RewardSlot
 from fedsched.core.ids import stream
 from fedsched.learn.actor_critic import PENDING_SLOTS_MAX, Update
 from fedsched.learn.tensors import one_thread, parameters, to_arrays
+from fedsched.policy.learnable import Array, Arrays
 from fedsched.policy.set import (
-    Array,
-    Arrays,
     Choice,
     Seen,
     SlotSample,

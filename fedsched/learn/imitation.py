@@ -17,7 +17,8 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation
 from fedsched.learn.clipped import Batch, Improver, Lived, answers, batch_of
 from fedsched.learn.tensors import one_thread
-from fedsched.policy.set import Array, Choice, SlotSample, nearest
+from fedsched.policy.learnable import Array
+from fedsched.policy.set import Choice, SlotSample, nearest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsched.policy.dl2 import ROWS, Array, DecisionSample, Shape
+from fedsched.policy.dl2 import ROWS, DecisionSample, Shape
+from fedsched.policy.learnable import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,8 @@ from fedsched.core.decision import Budget, Decision, Observation, Policy
 from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation
 from fedsched.learn.tensors import one_thread, parameters, to_arrays
-from fedsched.policy.dl2 import BUNDLE, KINDS, PS, WORKER, Array, Arrays, Shape, Window, features, forward
+from fedsched.policy.dl2 import BUNDLE, KINDS, PS, WORKER, Shape, Window, features, forward
+from fedsched.policy.learnable import Array, Arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from fedsched.policy.dl2 import Array, Arrays
+from fedsched.policy.learnable import Array, Arrays
 
 
 def parameters(arrays: Arrays, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

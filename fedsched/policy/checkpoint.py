@@ -20,19 +20,21 @@ from fedsched.errors import CorruptCheckpoint, InvalidInput
 from fedsched.files import refuse_clashes, write_whole
 from fedsched.policy import dl2
 from fedsched.policy import set as set_policy
-from fedsched.policy.dl2 import Arrays
+from fedsched.policy.learnable import Arrays, misfit
 
 FOLDER = Path(__file__).parent / "checkpoints"
 BUILTIN = FOLDER / "dl2-v1.safetensors"
 """DL2's weights that ship with the package."""
 BUILTIN_SET = FOLDER / "set-v1.safetensors"
 """Those of the policy `set`."""
-SHAPES: dict[str, type[dl2.Shape] | type[set_policy.Shape]] = {
+SHAPES: dict[str, type[dl2.Shape | set_policy.Shape]] = {
     dl2.Shape.FORMAT: dl2.Shape,
     set_policy.Shape.FORMAT: set_policy.Shape,
 }
 """What weights may be of, by the format that their file names."""
 
+MALFORMED = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError, struct.error)
+"""What it raises to look into a file that is damaged or none of ours."""
 HINT = "restore it from a backup, use the built-in weights (checkpoint: builtin), or run: fedsched train supervised"
 
 Made = Mapping[str, str | int | float]
@@ -60,19 +62,37 @@ def seal(arrays: Mapping[str, NDArray[Any]], card: Mapping[str, Any]) -> bytes:
     )
 
 
-def unsealed(data: bytes) -> dict[str, Any]:
-    """The description in a file's contents; safetensors itself reads metadata from files only.
+def contents(path: Path, what: str, hint: str) -> bytes:
+    """All of a file.
+
+    Args:
+        what: it should be, for the error.
+        hint: what to do if it cannot be read.
 
     Raises:
-        ValueError, KeyError, TypeError, struct.error: there is none, or it is not whole.
+        CorruptCheckpoint: it cannot be.
     """
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as problem:  # a name with a null character is no OSError
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise CorruptCheckpoint(f"cannot read {what} {path}: {why}", hint) from problem
+
+
+def unsealed(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The arrays and the description in a file's contents; safetensors itself reads metadata from files only.
+
+    Raises:
+        One of `MALFORMED`: it is no such file, or not whole.
+    """
+    arrays = load_tensors(data)
     (length,) = struct.unpack("<Q", data[:8])
     sealed = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedsched"])
     text = sealed["fedsched"]
     if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
         raise ValueError("the description does not match its checksum")
     card: dict[str, Any] = json.loads(text)
-    return card
+    return arrays, card
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,12 +160,7 @@ def load(path: Path) -> Checkpoint:
     Raises:
         CorruptCheckpoint: it cannot be read, is damaged, or is not one of ours.
     """
-    try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as problem:  # a name with a null character is no OSError
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise CorruptCheckpoint(f"cannot read checkpoint {path}: {why}", HINT) from problem
-    return from_bytes(data, str(path))
+    return from_bytes(contents(path, "checkpoint", HINT), str(path))
 
 
 def from_bytes(data: bytes, origin: str = "received checkpoint") -> Checkpoint:
@@ -155,28 +170,21 @@ def from_bytes(data: bytes, origin: str = "received checkpoint") -> Checkpoint:
         CorruptCheckpoint: they are damaged or not one of ours.
     """
     try:
-        arrays = load_tensors(data)
-        card = _card(data)
+        arrays, card = unsealed(data)
+        if card["format"] not in SHAPES:
+            raise ValueError(f"made for {card['format']}")
         shape = SHAPES[card["format"]].of_card(card)
         made, promised = dict(card["made"]), str(card["digest"])
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, struct.error) as problem:
+    except MALFORMED as problem:
         raise CorruptCheckpoint(
             f"{origin} is no whole checkpoint ({type(problem).__name__}: {problem}); "
             f"expected a safetensors file of format {' or '.join(SHAPES)}",
             HINT,
         ) from problem
-    problem_found = shape.problem_with(arrays)
+    problem_found = misfit(arrays, shape.layers())
     if problem_found:
         raise CorruptCheckpoint(f"{origin} does not match its own schema: {problem_found}", HINT)
     actual = digest(arrays)
     if actual != promised:
         raise CorruptCheckpoint(f"{origin} is damaged: its weights have digest {actual}; expected {promised}", HINT)
     return Checkpoint(arrays, shape, made)
-
-
-def _card(data: bytes) -> dict[str, Any]:
-    """The metadata, verified."""
-    card = unsealed(data)
-    if card["format"] not in SHAPES:
-        raise ValueError(f"made for {card['format']}")
-    return card

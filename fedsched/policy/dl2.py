@@ -39,10 +39,7 @@ from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation
 from fedsched.core.resources import Resources
 from fedsched.policy.heuristics import admit, by_arrival
-
-Array = NDArray[np.float32]
-Arrays = Mapping[str, Array]
-"""Weights by name: `policy.0.weight`, `policy.0.bias`, ... and the same under `value.`."""
+from fedsched.policy.learnable import Array, Arrays, Weighted
 
 # --- The shape of the problem ------------------------------------------------------------------------------------
 
@@ -98,10 +95,6 @@ class Shape:
         if card["rows"] != ROWS or card["types"] != TYPES:
             raise ValueError(f"made for {card['rows']} rows and types {card['types']}")
         return cls(int(card["window"]), tuple(int(width) for width in card["hidden"]))
-
-    def problem_with(self, arrays: Arrays) -> str:
-        """What keeps these from being weights of this shape: one sentence, empty if nothing does."""
-        return problem_with(arrays, self)
 
 
 # --- State -------------------------------------------------------------------------------------------------------
@@ -249,23 +242,6 @@ def initial(shape: Shape, seed: int) -> dict[str, Array]:
     return result
 
 
-def problem_with(arrays: Arrays, shape: Shape) -> str:
-    """What keeps these from being weights of this shape: one sentence, empty if nothing does."""
-    expected = shape.layers()
-    if sorted(arrays) != sorted(expected):
-        missing = ", ".join(sorted(set(expected) - set(arrays))) or "none"
-        extra = ", ".join(sorted(set(arrays) - set(expected))) or "none"
-        return f"the arrays differ from those of a {len(shape.hidden)}-layer policy: missing {missing}; unknown {extra}"
-    for name, size in expected.items():
-        if tuple(arrays[name].shape) != size:
-            return f"array {name} has shape {tuple(arrays[name].shape)}; expected {size}"
-        if arrays[name].dtype != np.float32:
-            return f"array {name} is {arrays[name].dtype}; expected float32"
-        if not np.isfinite(arrays[name]).all():
-            return f"array {name} holds values that are not finite"
-    return ""
-
-
 # --- Choosing ----------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +283,7 @@ class Explorer(Protocol):
         """The action to take; `action` is the network's."""
 
 
-class DL2:
+class DL2(Weighted[Shape, DecisionSample]):
     """The learned policy behind the `Policy` protocol.
 
     Decisions depend on the observation, the weights, the seed and the slot's number, on nothing else. `load` may be
@@ -335,34 +311,10 @@ class DL2:
         explore: bool = True,
         explorer: Explorer | None = None,
     ) -> None:
-        self.shape = shape or Shape()
+        super().__init__(arrays, version, shape or Shape())
         self._seed = seed
         self._explore = explore
         self._explorer = explorer
-        self._trace: tuple[DecisionSample, ...] = ()
-        self._weights: tuple[int, dict[str, Array]]
-        self.load(version, arrays)
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that the next slot is decided with."""
-        return self._weights[0]
-
-    def load(self, version: int, arrays: Arrays) -> None:
-        """Decide with these weights from the next slot on.
-
-        Raises:
-            ValueError: they are not of this policy's shape or not finite; the old ones stay.
-        """
-        problem = problem_with(arrays, self.shape)
-        if problem:
-            raise ValueError(f"weights of version {version} cannot be used: {problem}")
-        # One assignment, so that another thread sees the old pair or the new one.
-        self._weights = (version, {name: np.array(arrays[name]) for name in sorted(arrays)})
-
-    def last_trace(self) -> tuple[DecisionSample, ...]:
-        """The choices of the slot decided last; empty when there was nothing to choose."""
-        return self._trace
 
     def decide(self, observation: Observation, budget: Budget) -> Decision:
         """Minimum for every job, then one action after the other until void or until nothing is legal."""

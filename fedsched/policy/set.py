@@ -43,10 +43,7 @@ from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.resources import Resources
 from fedsched.policy.heuristics import by_arrival
-
-Array = NDArray[np.float32]
-Arrays = Mapping[str, Array]
-"""Weights by name; those that act begin with `policy.`, those of the baseline with `value.`."""
+from fedsched.policy.learnable import Array, Arrays, Weighted
 
 # --- The shape of the problem ------------------------------------------------------------------------------------
 
@@ -107,10 +104,6 @@ class Shape:
         if card["features"] != FEATURES or card["counts"] != COUNTS.tolist():
             raise ValueError(f"made for {card['features']} features and the sizes {card['counts']}")
         return cls(int(card["width"]), int(card["rows"]))
-
-    def problem_with(self, arrays: Arrays) -> str:
-        """What keeps these from being weights of this shape: one sentence, empty if nothing does."""
-        return misfit(arrays, self.layers())
 
 
 def _layer(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
@@ -448,7 +441,7 @@ class SetOptions(Tree):
     """How much urgency grows with each halving of the share of its minimum's task-time that a job got."""
 
 
-class Set:
+class Set(Weighted[Shape, SlotSample]):
     """The learned policy behind the `Policy` protocol.
 
     Decisions depend on the observation, the weights, the seed and the slot's number, on nothing else. `load` may be
@@ -476,34 +469,10 @@ class Set:
         explore: bool = True,
         options: SetOptions | None = None,
     ) -> None:
-        self.shape = shape or Shape()
+        super().__init__(arrays, version, shape or Shape())
         self._options = options or SetOptions()
         self._seed = seed
         self._explore = explore
-        self._trace: tuple[SlotSample, ...] = ()
-        self._weights: tuple[int, dict[str, Array]]
-        self.load(version, arrays)
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that the next slot is decided with."""
-        return self._weights[0]
-
-    def load(self, version: int, arrays: Arrays) -> None:
-        """Decide with these weights from the next slot on.
-
-        Raises:
-            ValueError: they are not of this policy's shape or not finite; the old ones stay.
-        """
-        problem = self.shape.problem_with(arrays)
-        if problem:
-            raise ValueError(f"weights of version {version} cannot be used: {problem}")
-        # One assignment, so that another thread sees the old pair or the new one.
-        self._weights = (version, {name: np.array(arrays[name]) for name in sorted(arrays)})
-
-    def last_trace(self) -> tuple[SlotSample, ...]:
-        """The choices of the slot decided last; empty when there was nothing to choose."""
-        return self._trace
 
     def decide(self, observation: Observation, budget: Budget) -> Decision:
         """Choose for all jobs at once, then spend the budget in the order of urgency."""
@@ -609,19 +578,3 @@ class _Purse:
         self._left = self._left - demand
         self._granted[view.job_id] = self._granted.get(view.job_id, NOTHING) + Allocation(workers, ps)
         return True
-
-
-def misfit(arrays: Arrays, layers: Mapping[str, tuple[int, ...]]) -> str:
-    """What keeps these from being weights of these layers: one sentence, empty if nothing does."""
-    if sorted(arrays) != sorted(layers):
-        missing = ", ".join(sorted(set(layers) - set(arrays))) or "none"
-        extra = ", ".join(sorted(set(arrays) - set(layers))) or "none"
-        return f"the arrays are not those of the policy: missing {missing}; unknown {extra}"
-    for name, size in layers.items():
-        if tuple(arrays[name].shape) != size:
-            return f"array {name} has shape {tuple(arrays[name].shape)}; expected {size}"
-        if arrays[name].dtype != np.float32:
-            return f"array {name} is {arrays[name].dtype}; expected float32"
-        if not np.isfinite(arrays[name]).all():
-            return f"array {name} holds values that are not finite"
-    return ""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
 
 from fedsched.core.speeds import UNIT, SpeedCell, SpeedStatistics, SpeedSums, problem_with
 from fedsched.errors import CorruptCheckpoint
 from fedsched.files import write_whole
-from fedsched.policy.checkpoint import Made, seal, unsealed
+from fedsched.policy.checkpoint import MALFORMED, Made, contents, seal, unsealed
 
 FORMAT = "fedsched/learned_speed/1"
 BUILTIN = Path(__file__).parent / "checkpoints" / "learned_speed-v1.safetensors"
@@ -63,12 +60,7 @@ def load(path: Path) -> SpeedCheckpoint:
     Raises:
         CorruptCheckpoint: it cannot be read, is damaged, is not one of ours, or holds what nobody can have observed.
     """
-    try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as problem:  # a name with a null character is no OSError
-        why = problem.strerror if isinstance(problem, OSError) else problem
-        raise CorruptCheckpoint(f"cannot read statistics {path}: {why}", HINT) from problem
-    return from_bytes(data, str(path))
+    return from_bytes(contents(path, "statistics", HINT), str(path))
 
 
 def from_bytes(data: bytes, origin: str = "received statistics") -> SpeedCheckpoint:
@@ -78,15 +70,15 @@ def from_bytes(data: bytes, origin: str = "received statistics") -> SpeedCheckpo
         CorruptCheckpoint: see `load`.
     """
     try:
-        table = load_tensors(data)["cells"]
-        card = unsealed(data)
+        arrays, card = unsealed(data)
+        table = arrays["cells"]
         if card["format"] != FORMAT or card["unit"] != UNIT:
             raise ValueError(f"made for {card['format']} with {card['unit']} units to a logarithm")
         job_types = [str(name) for name in card["job_types"]]
         accelerators = [str(name) for name in card["accelerators"]]
         statistics = _statistics(job_types, accelerators, table)
         made, promised = dict(card["made"]), str(card["digest"])
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError, struct.error) as problem:
+    except MALFORMED as problem:
         raise CorruptCheckpoint(
             f"{origin} is no whole file of statistics ({type(problem).__name__}: {problem}); "
             f"expected a safetensors file of format {FORMAT}",

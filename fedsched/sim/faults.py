@@ -196,6 +196,11 @@ class FaultyPolicy:
             case BadAnswer.NOTHING:
                 return Decision(observation.slot, (), self.name)
 
+    @property
+    def shape(self) -> Any:
+        """The policy's, where it can be taught."""
+        return self._policy.shape if isinstance(self._policy, Learnable) else None
+
     def load(self, version: int, arrays: Arrays) -> None:
         """Give the weights to the policy, where it can be taught."""
         if isinstance(self._policy, Learnable):

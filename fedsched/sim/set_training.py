@@ -26,7 +26,8 @@ from fedsched.core.resources import Resources, total
 from fedsched.learn.clipped import Improved, Improver, Lived, Paces
 from fedsched.learn.imitation import Lesson, imitate, lesson
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.set import UNKNOWN, Array, Arrays, Set, SetOptions, Shape, initial
+from fedsched.policy.learnable import Array, Arrays
+from fedsched.policy.set import UNKNOWN, Set, SetOptions, Shape, initial
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.fluid import Fluid, Pool
 from fedsched.sim.ports import SimulatedJob, SpeedModel, Workload

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
 
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import PolicyRecord
@@ -76,19 +73,15 @@ def load(path: Path, recipe: Recipe) -> Training:
         CorruptCheckpoint: the file cannot be read or is damaged.
         InvalidInput: it is the state of another recipe; the first difference is named.
     """
+    data = checkpoint.contents(path, "the training's state", HINT)
     try:
-        data = path.read_bytes()
-    except OSError as problem:
-        raise CorruptCheckpoint(f"cannot read the training's state {path}: {problem.strerror}", HINT) from problem
-    try:
-        arrays = load_tensors(data)
-        card = checkpoint.unsealed(data)
+        arrays, card = checkpoint.unsealed(data)
         if card["format"] != FORMAT:
             raise ValueError(f"it is of format {card['format']}; {FORMAT} was expected")
         found = checkpoint.digest(arrays)
         if found != card["digest"]:
             raise ValueError(f"its arrays have digest {found[:12]}; {card['digest'][:12]} was expected")
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, struct.error) as problem:
+    except checkpoint.MALFORMED as problem:
         raise CorruptCheckpoint(f"{path} is no whole state of a training: {problem}", HINT) from problem
     _same(path, card["recipe"], recipe.plain())
     training = Training(recipe)

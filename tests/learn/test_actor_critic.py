@@ -19,7 +19,6 @@ from fedsched.policy.dl2 import (
     BUNDLE,
     DL2,
     ROWS,
-    Array,
     DecisionSample,
     Shape,
     features,
@@ -27,6 +26,7 @@ from fedsched.policy.dl2 import (
     initial,
     probabilities,
 )
+from fedsched.policy.learnable import Array
 from tests.policy.observations import job, node, observation
 
 SHAPE = Shape(window=2, hidden=(8,))

@@ -31,7 +31,8 @@ from fedsched.learn.config import LearningConfig
 from fedsched.learn.kinds import kind_of
 from fedsched.learn.tensors import parameters
 from fedsched.policy.checkpoint import digest, from_bytes
-from fedsched.policy.set import Array, Set, Shape, SlotSample, choose, initial
+from fedsched.policy.learnable import Array
+from fedsched.policy.set import Set, Shape, SlotSample, choose, initial
 from fedsched.sim.fluid import Pool
 from tests.policy.observations import job, node, observation
 

@@ -16,9 +16,9 @@ from fedsched.core.ids import JobId
 from fedsched.core.placement import TentativePlacement
 from fedsched.core.resources import Resources
 from fedsched.policy.heuristics import by_arrival
+from fedsched.policy.learnable import Array, misfit
 from fedsched.policy.set import (
     COUNTS,
-    Array,
     Choice,
     Seen,
     Set,
@@ -26,7 +26,6 @@ from fedsched.policy.set import (
     Shape,
     choose,
     encode,
-    misfit,
     nearest,
     type_rows,
 )

@@ -14,7 +14,8 @@ from fedsched.cli.train import app
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration, InvalidInput
 from fedsched.policy import checkpoint, plugins
-from fedsched.policy.set import Arrays, SetOptions
+from fedsched.policy.learnable import Arrays
+from fedsched.policy.set import SetOptions
 from fedsched.sim import set_training
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.fluid import Fluid

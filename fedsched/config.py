@@ -169,7 +169,16 @@ class RoundConfig(Tree):
     """Share of the updates that the trimmed mean leaves out at either end of each coordinate."""
 
 
-class LocalExecutorConfig(Tree):
+class Waits(Tree):
+    """How long a job's tasks may take to begin; what they load before, libraries and data, counts."""
+
+    start_s_max: float = Field(default=300.0, gt=0)
+    """From a job's start until its tasks train together, waiting for a place and pulling an image included."""
+    resize_s_max: float = Field(default=120.0, gt=0)
+    """From the order of a resize until it is carried out; then it is rolled back."""
+
+
+class LocalExecutorConfig(Waits):
     """Tasks are processes of the agent's machine; its nodes are named shares of it."""
 
     kind: Literal["local"] = "local"
@@ -177,9 +186,11 @@ class LocalExecutorConfig(Tree):
     """Keep each task to as many cores as it was given; for a cluster that has the machine to itself."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """The machine's GPUs that the cluster may use, by number; all unless they are given."""
+    start_s_max: float = Field(default=120.0, gt=0)
+    resize_s_max: float = Field(default=60.0, gt=0)
 
 
-class SlurmExecutorConfig(Tree):
+class SlurmExecutorConfig(Waits):
     """Each task is a batch job; nodes bear the names that Slurm gives them."""
 
     kind: Literal["slurm"]
@@ -193,7 +204,7 @@ class SlurmExecutorConfig(Tree):
     """The interpreter that has fedsched, on the nodes; the agent's own unless it is given."""
 
 
-class KubernetesExecutorConfig(Tree):
+class KubernetesExecutorConfig(Waits):
     """Each task is a pod; nodes bear the names of their label `kubernetes.io/hostname`."""
 
     kind: Literal["kubernetes"]
@@ -223,7 +234,7 @@ class KubernetesExecutorConfig(Tree):
         return self
 
 
-class RayExecutorConfig(Tree):
+class RayExecutorConfig(Waits):
     """Each task is an actor; nodes bear the names, host names or addresses that Ray gives them."""
 
     kind: Literal["ray"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsched import config
-from fedsched.config import FederationConfig
+from fedsched.config import AgentConfig, FederationConfig
 from fedsched.errors import InvalidConfiguration
 
 CLUSTER = {"name": "east", "nodes": [{"name": "east-1", "cpus": 2}]}
@@ -46,3 +46,24 @@ def test_what_no_federation_can_run_with_is_told_at_once(fields: dict[str, Any],
     with pytest.raises(InvalidConfiguration, match=told) as refused:
         federation(**fields)
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm", "kubernetes", "ray"])
+def test_an_agents_cluster_says_how_long_its_tasks_may_take_to_begin(kind: str) -> None:
+    """Nobody knows better than its operator how long a queue is, or an image takes to be pulled."""
+    executor: dict[str, Any] = {"kind": kind}
+    if kind != "local":
+        executor |= {"directory": "/shared/fedsched"}
+    if kind == "kubernetes":
+        executor |= {"image": "i", "mount": "/shared"}
+
+    def made(**waits: float) -> AgentConfig:
+        plain = {"cluster": "c", "state_dir": "s", "etcd": "h:1", "nodes": CLUSTER["nodes"]}
+        return config.parse(AgentConfig, plain | {"executor": executor | waits}, "agent.yaml")
+
+    usual = made().executor
+    assert usual.start_s_max > usual.resize_s_max >= 60
+    given = made(start_s_max=7200, resize_s_max=5).executor
+    assert (given.start_s_max, given.resize_s_max) == (7200, 5)
+    with pytest.raises(InvalidConfiguration, match=r"executor\.start_s_max is 0"):
+        made(start_s_max=0)

@@ -142,6 +142,8 @@ class Agent:
             tasks=backends.open_tasks(config.executor, config.cluster, root, self._programs),
             trace_file=config.tracing.file,
             trace_endpoint=config.tracing.endpoint,
+            join_deadline_s=config.executor.start_s_max,
+            scale_deadline_s=config.executor.resize_s_max,
             programs=self._programs,
         )
         undo.callback(executor.close)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from fedsched.core.record import Record
+
+FIELD_BITS = 48
+"""Of one resource within an amount; 2**47 is far above what a node or a job may have of any."""
+Amount = Annotated[int, Meta(ge=0, lt=1 << (FIELD_BITS - 1))]
+"""What a record from outside may say; a difference that is computed here may be below zero."""
 
 
 class Resources(Record, frozen=True):
     """An amount of each resource: 1000 `cpu_milli` are one core, 1000 `gpu_milli` one GPU."""
 
-    cpu_milli: int = 0
-    memory_mib: int = 0
-    gpu_milli: int = 0
+    cpu_milli: Amount = 0
+    memory_mib: Amount = 0
+    gpu_milli: Amount = 0
 
     def __add__(self, other: Resources) -> Resources:
         return Resources(
@@ -69,8 +78,6 @@ def total(amounts: list[Resources]) -> Resources:
     return result
 
 
-FIELD_BITS = 48
-"""Of one resource within an amount; 2**47 is far above what a node or a job may have of any."""
 OVERDRAWN = sum(1 << (FIELD_BITS * field - 1) for field in (1, 2, 3))
 """The top bit of every field: an amount that has one of them is negative in some resource."""
 _FIELD, _HALF = 1 << FIELD_BITS, 1 << (FIELD_BITS - 1)

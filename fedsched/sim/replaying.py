@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fedsched.core.commands import AskPolicy, Command, ExecutorCommand, Order, RewardSlot, SaveJob
 from fedsched.core.events import Event
-from fedsched.core.job import JobStatus
+from fedsched.core.invariants import BrokenInvariant
+from fedsched.core.job import IllegalTransition, JobStatus
 from fedsched.core.scheduler import Scheduler
 from fedsched.errors import Failed, InvalidInput
 from fedsched.runtime import journal
@@ -115,7 +116,7 @@ def replay(path: Path, *, check: bool = True) -> Replayed:
             continue
         _run_until(clock, entry.event.time_s)
         edges.step = entry
-        loop.step(entry.event)
+        _step(loop, entry)
         found.first_s = found.first_s or entry.event.time_s
         found.length_s = clock.now_s - found.first_s
         found.events += 1
@@ -130,6 +131,17 @@ def replay(path: Path, *, check: bool = True) -> Replayed:
         )
     found.orders = edges.orders
     return found
+
+
+def _step(loop: Loop, step: Step) -> None:
+    """Handle one event. A record that was changed may tell what cannot have happened; a live scheduler's never does."""
+    try:
+        loop.step(step.event)
+    except (BrokenInvariant, IllegalTransition) as problem:
+        raise Differs(
+            f"{step.where}: what is recorded cannot have happened: after {_named(step.event)}, {problem}",
+            "take the journal as the agent wrote it; if it is, the scheduler has a fault: report it with the journal",
+        ) from problem
 
 
 def _run_until(clock: VirtualClock, time_s: float) -> None:

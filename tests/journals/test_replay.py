@@ -182,6 +182,41 @@ def test_what_is_no_journal_is_one_clear_error(tmp_path: Path, text: str, said: 
     assert said in problem.value.message
 
 
+def first_node(line: Line) -> dict[str, Any]:
+    node: dict[str, Any] = line["nodes"][0]
+    return node
+
+
+@pytest.mark.parametrize("value", [-1, -(2**40), 2**47, 2**63, "many", None])
+@pytest.mark.parametrize("field", ["cpu_milli", "memory_mib", "gpu_milli"])
+def test_a_capacity_that_no_node_has_is_told_with_its_line_and_field(tmp_path: Path, field: str, value: Any) -> None:
+    """It was a broken invariant of the scheduler, some hundred lines later."""
+    changed = lines(DEMO)
+    first_node(changed[0])["capacity"][field] = value
+    with pytest.raises(InvalidInput) as problem:
+        replay(write(tmp_path / "journal.jsonl", changed))
+    assert problem.value.message.startswith(f"{tmp_path / 'journal.jsonl'}:1: ")
+    assert field in problem.value.message or "out of range" in problem.value.message
+
+
+@given(data=st.data())
+def test_whatever_a_damaged_journal_says_is_one_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A disk that lost a sector, an editor, a tool that cut lines: the answer is the line, never a stack trace."""
+    text = DEMO.read_text()
+    begin = data.draw(st.integers(0, len(text) - 2))
+    end = data.draw(st.integers(begin + 1, min(len(text) - 1, begin + data.draw(st.sampled_from([1, 8, 200, 20_000])))))
+    damage = data.draw(st.sampled_from(["", "0", "-1", "null", "\n", "\0\0\0", "é", '"', "1e999", "[]", "{}"]))
+    path = tmp_path_factory.mktemp("damaged") / "journal.jsonl"
+    path.write_text(text[:begin] + damage + text[end:])
+    try:
+        replay(path)  # what makes no difference to a scheduler, none may make here
+    except (Differs, InvalidInput) as problem:
+        assert str(path) in problem.message
+        assert problem.hint
+
+
 def test_a_diverging_loss_is_repeated_like_any_other(tmp_path: Path) -> None:
     """Not a number equals nothing, not even itself; a job that diverges must not look like a changed core."""
     text = DEMO.read_text()

@@ -147,9 +147,19 @@ class TraceWorkload:
             : self.config.jobs_max
         ]
         if not jobs:
-            raise InvalidTrace(f"{self.path} has no job between {start_s:g} s and {end_s:g} s", "check the window")
+            raise self._empty()
         begin_s = start_s if window is not None else jobs[0].submit_s
         return [self._moved(job, begin_s) for job in jobs]
+
+    def _empty(self) -> InvalidTrace:
+        found, refused = self._read
+        window = self.config.window
+        if window is not None and found:
+            within = f"between {window.start_s:g} s and {window.end_s:g} s"
+            return InvalidTrace(f"none of the {len(found)} jobs of {self.path} comes {within}", "check the window")
+        if refused.total:
+            return InvalidTrace(f"none of the {refused.total} rows of {self.path} is a GPU job", "check the file")
+        return InvalidTrace(f"{self.path} has no rows", "check the file: jobs were expected, one a row")
 
     def _moved(self, job: TraceJob, begin_s: float) -> TraceJob:
         submit_s = (job.submit_s - begin_s) / self.config.rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,30 @@ def test_a_malformed_row_stops_a_simulation_and_says_how_to_leave_it_out(tmp_pat
 
     assert problem.value.message.startswith(f"{path}:3: num_gpu is 'x'; a number was expected; 2 row(s)")
     assert "fedsched trace import csv" in problem.value.hint
+
+
+@pytest.mark.parametrize(
+    ("rows", "config", "told"),
+    [
+        ("", {}, "trace.csv has no rows"),
+        ("a,0,0,60,\nb,0,5,60,\n", {}, "none of the 2 rows of "),
+        ("a,1,0,60,\n", {"window": {"start_s": 10, "end_s": 20}}, "comes between 10 s and 20 s"),
+    ],
+    ids=["a header alone", "no GPU jobs", "none in the window"],
+)
+def test_a_trace_without_a_job_says_what_it_has_instead(
+    tmp_path: Path, rows: str, config: dict[str, Any], told: str
+) -> None:
+    """`No job between 0 s and inf s` sends its reader to look for a window that there is none of."""
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADER + rows)
+
+    with pytest.raises(InvalidTrace, match=told) as problem:
+        drawn(TraceWorkloadConfig.model_validate({"file": str(path), **config}).workload())
+
+    assert str(path) in problem.value.message
+    assert "inf" not in problem.value.message
+    assert problem.value.hint
 
 
 def test_rows_that_are_no_gpu_jobs_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -155,5 +180,5 @@ def test_a_window_that_ends_before_it_starts_is_told(trace: Path) -> None:
     with pytest.raises(InvalidConfiguration, match="it must be above start_s"):
         parse(TraceWorkloadConfig, {"file": "x", "window": {"start_s": 9, "end_s": 9}}, "workload.yaml")
     empty = TraceWorkloadConfig.model_validate({"file": str(trace), "window": {"start_s": 1e6, "end_s": 2e6}})
-    with pytest.raises(FedschedError, match="has no job between"):
+    with pytest.raises(FedschedError, match="none of the 3 jobs of .* comes between"):
         drawn(empty.workload())

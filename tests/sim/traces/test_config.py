@@ -180,5 +180,5 @@ def test_a_window_that_ends_before_it_starts_is_told(trace: Path) -> None:
     with pytest.raises(InvalidConfiguration, match="it must be above start_s"):
         parse(TraceWorkloadConfig, {"file": "x", "window": {"start_s": 9, "end_s": 9}}, "workload.yaml")
     empty = TraceWorkloadConfig.model_validate({"file": str(trace), "window": {"start_s": 1e6, "end_s": 2e6}})
-    with pytest.raises(FedschedError, match="none of the 3 jobs of .* comes between"):
+    with pytest.raises(FedschedError, match=r"none of the 3 jobs of .* comes between"):
         drawn(empty.workload())

@@ -178,6 +178,25 @@ class Waits(Tree):
     """From the order of a resize until it is carried out; then it is rolled back."""
 
 
+class LearningConfig(Tree):
+    """How a policy learns from its own decisions: DL2's recipe, with a switch for each of its paper's ablations."""
+
+    exploration: bool = True
+    """Whether job-aware rules choose in the network's place now and then, while it learns."""
+    replay: Literal["prioritised", "plain", "off"] = "prioritised"
+    """How the batch is drawn from what is remembered: by surprise, evenly, or only the newest of it is remembered."""
+    memory: int = Field(default=8192, ge=1, le=1_000_000)
+    """Decisions that are remembered."""
+    baseline: Literal["value", "mean"] = "value"
+    """What a reward is compared with: the value network's guess, or the mean of what is remembered."""
+    entropy_weight: float = Field(default=0.1, ge=0)
+    """Of the bonus for staying undecided, which is a mean over all actions."""
+
+    def capacity(self, batch_size: int) -> int:
+        """Decisions to remember where gradients are over `batch_size`."""
+        return min(self.memory, batch_size) if self.replay == "off" else self.memory
+
+
 class LocalExecutorConfig(Waits):
     """Tasks are processes of the agent's machine; its nodes are named shares of it."""
 
@@ -274,6 +293,8 @@ class AgentConfig(Tree):
     executor: ExecutorConfig = LocalExecutorConfig()
     slot: SlotConfig = SlotConfig()
     policy: PolicyConfig = PolicyConfig()
+    learning: LearningConfig = LearningConfig()
+    """Where an aggregator is named, and the policy can be taught."""
     tracing: TracingConfig = TracingConfig()
     lease_ttl_s: LeaseLength = 10
     preempt: bool = False
@@ -323,6 +344,7 @@ class FederationConfig(Tree):
     etcd: StoreConfig = StoreConfig()
     slot: SlotConfig = SlotConfig(length_s=2.0, decision_s_max=1.0)
     rounds: RoundConfig = RoundConfig(interval_s=20.0, quorum=2)
+    learning: LearningConfig = LearningConfig()
     tracing: TracingConfig = TracingConfig()
     lease_ttl_s: LeaseLength = 5
     clusters: tuple[ClusterConfig, ...] = Field(min_length=1)

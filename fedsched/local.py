@@ -346,6 +346,7 @@ class _Start:
                     nodes=cluster.nodes,
                     slot=config.slot,
                     policy=cluster.policy,
+                    learning=config.learning,
                     tracing=self._tracing,
                     lease_ttl_s=config.lease_ttl_s,
                     labels=cluster.labels,

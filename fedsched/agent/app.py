@@ -20,7 +20,7 @@ from fedsched.agent.logs import read_logs
 from fedsched.agent.membership import agent_id, take_term
 from fedsched.agent.ticking import Ticker
 from fedsched.agent.tracing import JobTraces
-from fedsched.config import AgentConfig
+from fedsched.config import AgentConfig, RoundConfig
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.commands import Command, SaveJob
 from fedsched.core.decision import Policy
@@ -34,15 +34,12 @@ from fedsched.executor import backends
 from fedsched.executor.jobs import JobExecutor
 from fedsched.executor.orders import Programs
 from fedsched.federation.source import Hello
-from fedsched.learn.actor_critic import Learner
-from fedsched.learn.clipped import SetLearner
+from fedsched.learn import kinds
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import registry
 from fedsched.policy.disciplines import ranks
-from fedsched.policy.dl2 import DL2
 from fedsched.policy.learnable import Learnable
-from fedsched.policy.set import Set
 from fedsched.process import on_signal
 from fedsched.runtime import codec, keys
 from fedsched.runtime.journal import Journal
@@ -76,17 +73,6 @@ def main(config: AgentConfig) -> int:
     return 0
 
 
-def _learner_of(policy: Policy) -> ClusterLearner | None:
-    """What teaches the policy here; None where it cannot be taught."""
-    match policy:
-        case DL2():
-            return Learner(policy.shape)
-        case Set():
-            return SetLearner()
-        case _:
-            return None
-
-
 class Agent:
     """All parts of one agent. `run` owns the loop; `close` lets go of the jobs without touching them.
 
@@ -99,7 +85,9 @@ class Agent:
         self._programs = programs or Programs()
         self._cluster = ClusterName(config.cluster)
         self._inbox = inbox
-        policy = registry.make(config.policy)
+        # Who does not learn has no reason to explore.
+        learns = config.aggregator is not None
+        policy = kinds.make(config.policy, config.learning) if learns else registry.make(config.policy)
         self._policy = policy
         nodes = tuple(node.node() for node in config.nodes)
         self.scheduler = Scheduler(
@@ -125,7 +113,7 @@ class Agent:
     def _build(self, config: AgentConfig, store: EtcdStore, policy: Policy, undo: contextlib.ExitStack) -> None:
         ledger = StoreLedger(store, self._cluster, self._term, self._inbox)
         undo.callback(ledger.close)
-        learner = _learner_of(policy)
+        learner = kinds.learner_for(policy, config.learning, RoundConfig().batch_size)
         deciding = DecidingPolicy(
             self._inbox.post,
             policy,

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -41,7 +40,7 @@ from fedsched.federation.averaging import Update
 from fedsched.federation.loop import RoundLoop, Version, combiner
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays, Hello, PolicyOffer
-from fedsched.policy.checkpoint import BUILTIN
+from fedsched.policy import registry
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -73,8 +72,7 @@ class Aggregator:
     """
 
     def __init__(self, config: AggregatorConfig, policies: PolicyStore) -> None:
-        first = BUILTIN if config.policy.checkpoint == "builtin" else Path(config.policy.checkpoint)
-        standing = policies.load(first)
+        standing = policies.load(registry.weights_file(config.policy.name, config.policy.checkpoint))
         self._policies = policies
         self._started_s = time.time() - time.monotonic()
         rules = config.rounds

@@ -157,7 +157,7 @@ def online(
 
     The same options give the same files, also when it was interrupted and resumed.
     """
-    from fedsched.learn.config import LearningConfig
+    from fedsched.config import LearningConfig
     from fedsched.sim.teaching import Recipe
 
     learning = LearningConfig(

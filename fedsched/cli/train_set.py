@@ -67,7 +67,7 @@ def train_set(
 
     ground = Ground.of(load_experiment(experiment))
     plan = Plan(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
-    first = None if source is None else registry.load_set(source)
+    first = None if source is None else registry.weights("set", str(source))
     teaching = _teaching(ground, teacher, teacher_checkpoint, tell)
     command = (
         f"fedsched train set {experiment.name} FILE --teacher {teacher} --teacher-checkpoint {teacher_checkpoint} "

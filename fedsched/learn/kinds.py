@@ -1,21 +1,22 @@
-"""The policies that can be taught: how weights, policy and learner of each are made. A new one is a line in `KINDS`."""
+"""The policies that can be taught: fresh weights, learner and explorer of each. A new one is a line in `TEACHABLE`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+from fedsched.config import LearningConfig, PolicyConfig
+from fedsched.core.decision import Policy
 from fedsched.errors import InvalidInput
 from fedsched.learn.actor_critic import Learner
 from fedsched.learn.clipped import SetLearner
-from fedsched.learn.config import LearningConfig
 from fedsched.learn.exploration import JobAware
 from fedsched.learn.learner import ClusterLearner
-from fedsched.policy import checkpoint
+from fedsched.policy import registry
 from fedsched.policy import set as set_policy
-from fedsched.policy.checkpoint import BUILTIN, BUILTIN_SET, Checkpoint
-from fedsched.policy.dl2 import DL2, Shape, initial
+from fedsched.policy.checkpoint import Checkpoint
+from fedsched.policy.dl2 import DL2, Explorer, Shape, initial
 from fedsched.policy.learnable import Learnable
 from fedsched.policy.set import Set
 
@@ -26,20 +27,20 @@ class Kind:
 
     fresh: Callable[[int, int | None], Checkpoint]
     """Weights that know nothing, from a seed; for so many jobs at once, where that matters and is said."""
-    policy: Callable[[Checkpoint, int, int, bool, bool], Learnable]
-    """The policy with these weights: checkpoint, version, seed, whether it samples, whether it explores beyond that."""
-    learner: Callable[[Checkpoint, LearningConfig, int], ClusterLearner]
-    """Its learner, for gradients over so many decisions."""
+    learner: Callable[[Any, LearningConfig, int], ClusterLearner]
+    """Its learner, for weights of that shape and gradients over so many decisions."""
+    explorer: Callable[[], Explorer] | None
+    """Makes what chooses in its place now and then; None: its own draws are all the exploration that it has."""
+
+    def policy(self, config: PolicyConfig, weights: Checkpoint, version: int, learning: LearningConfig) -> Learnable:
+        """The configured policy with these weights, as it decides while it learns."""
+        exploring = self.explorer is not None and config.explore and learning.exploration
+        return registry.with_weights(config, weights, version, self.explorer() if exploring and self.explorer else None)
 
 
-def _dl2(weights: Checkpoint, version: int, seed: int, explore: bool, exploration: bool) -> DL2:
-    explorer = JobAware() if explore and exploration else None
-    return DL2(weights.arrays, version, shape=weights.shape, seed=seed, explore=explore, explorer=explorer)
-
-
-def _dl2_learner(weights: Checkpoint, config: LearningConfig, batch_size: int) -> Learner:
+def _dl2_learner(shape: Shape, config: LearningConfig, batch_size: int) -> Learner:
     return Learner(
-        weights.shape,
+        shape,
         config.capacity(batch_size),
         prioritised=config.replay == "prioritised",
         entropy_weight=config.entropy_weight,
@@ -53,11 +54,7 @@ def _dl2_fresh(seed: int, window: int | None) -> Checkpoint:
     return Checkpoint(initial(shape, seed), shape, {"seed": seed})
 
 
-def _set(weights: Checkpoint, version: int, seed: int, explore: bool, exploration: bool) -> Set:
-    return Set(weights.arrays, version, shape=weights.shape, seed=seed, explore=explore)
-
-
-def _set_learner(weights: Checkpoint, config: LearningConfig, batch_size: int) -> SetLearner:
+def _set_learner(shape: set_policy.Shape, config: LearningConfig, batch_size: int) -> SetLearner:
     return SetLearner(config.capacity(batch_size))
 
 
@@ -66,12 +63,10 @@ def _set_fresh(seed: int, window: int | None) -> Checkpoint:
     return Checkpoint(set_policy.initial(shape, seed), shape, {"seed": seed})
 
 
-KINDS = {
-    DL2.name: Kind(_dl2_fresh, _dl2, _dl2_learner),
-    Set.name: Kind(_set_fresh, _set, _set_learner),
+TEACHABLE = {
+    DL2.name: Kind(_dl2_fresh, _dl2_learner, JobAware),
+    Set.name: Kind(_set_fresh, _set_learner, None),
 }
-BUILTINS = {DL2.name: BUILTIN, Set.name: BUILTIN_SET}
-"""The weights of each that ship with the package."""
 
 
 def kind_of(name: str) -> Kind:
@@ -80,10 +75,10 @@ def kind_of(name: str) -> Kind:
     Raises:
         InvalidInput: it has no weights.
     """
-    if name not in KINDS:
-        known = ", ".join(KINDS)
+    if name not in TEACHABLE:
+        known = ", ".join(TEACHABLE)
         raise InvalidInput(f"policy {name} has no weights to teach; {known} was expected", f"name {known}")
-    return KINDS[name]
+    return TEACHABLE[name]
 
 
 def first_weights(name: str, source: str, seed: int, window: int | None = None) -> Checkpoint:
@@ -96,9 +91,27 @@ def first_weights(name: str, source: str, seed: int, window: int | None = None) 
 
     Raises:
         InvalidInput: the policy has no weights.
-        CorruptCheckpoint: the file cannot be used.
+        CorruptCheckpoint: the file cannot be used, or is another policy's.
     """
     kind = kind_of(name)
-    if source == "scratch":
-        return kind.fresh(seed, window)
-    return checkpoint.load(BUILTINS[name] if source == "builtin" else Path(source))
+    return kind.fresh(seed, window) if source == "scratch" else registry.weights(name, source)
+
+
+def make(config: PolicyConfig, learning: LearningConfig) -> Policy:
+    """The configured policy as it decides where it learns; one that cannot be taught, as everywhere.
+
+    Raises:
+        CorruptCheckpoint: its weights cannot be used.
+        InvalidConfiguration: it cannot be loaded, or its options are wrong.
+    """
+    if config.name not in TEACHABLE:
+        return registry.make(config)
+    return TEACHABLE[config.name].policy(config, registry.weights(config.name, config.checkpoint), 1, learning)
+
+
+def learner_for(policy: Policy, learning: LearningConfig, batch_size: int) -> ClusterLearner | None:
+    """What teaches a policy that decides; None where it cannot be taught."""
+    kind = TEACHABLE.get(policy.name)
+    if kind is None or not isinstance(policy, Learnable):
+        return None
+    return kind.learner(policy.shape, learning, batch_size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fedsched.config import PolicyConfig
 from fedsched.core.ids import ClusterName
-from fedsched.learn.kinds import KINDS, first_weights, kind_of
+from fedsched.learn.kinds import TEACHABLE, first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.runtime.loop import Observer
@@ -15,10 +15,8 @@ from fedsched.sim.federation import Federation, Member, Standing, first_standing
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
 from fedsched.sim.federation_judges import FederationJudge
 from fedsched.sim.federation_link import Errands
+from fedsched.sim.seeds import apart
 from fedsched.sim.world import World
-
-SEEDS_APART = 1_000_003
-"""Between the seeds of a run's federations."""
 
 
 @dataclass(slots=True)
@@ -77,7 +75,7 @@ class Forming:
         """
         section = self._experiment.federation
         config = self._experiment.policies[label]
-        if section is None or config.name not in KINDS:
+        if section is None or config.name not in TEACHABLE:
             return None
         size = section.together.get(label, len(self._experiment.clusters))
         if size == 0:
@@ -85,11 +83,12 @@ class Forming:
         group = self._group(label, config, section, size)
         active, kind = group.standing.active, kind_of(config.name)
         weights = group.first.replaced(active.checkpoint.arrays, {})
-        exploration = section.learning.exploration
-        policy = kind.policy(weights, active.record.version, config.seed + seed, config.explore, exploration)
+        own = config.model_copy(update={"seed": config.seed + seed})
+        policy = kind.policy(own, weights, active.record.version, section.learning)
         learner = self._school.learners.get(name)
         if learner is None:
-            learner = self._school.learners[name] = kind.learner(group.first, section.learning, section.batch_size)
+            learner = kind.learner(group.first.shape, section.learning, section.batch_size)
+            self._school.learners[name] = learner
         member = Member(name, policy, learner, section.members.get(name, MemberConfig()), group.first.arrays)
         group.members.append(member)
         return member
@@ -119,7 +118,7 @@ class Forming:
         for index, group in enumerate(self._groups):
             assert section is not None
             federation = Federation(
-                group.members, group.standing, section, seed=self._seed + SEEDS_APART * index, judge=group.judge
+                group.members, group.standing, section, seed=apart(self._seed, index), judge=group.judge
             )
             federation.join(errands, world.clusters)
             world.federations.append(federation)

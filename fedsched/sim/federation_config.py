@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedsched.config import Name, RoundConfig, Tree
-from fedsched.learn.config import LearningConfig
+from fedsched.config import LearningConfig, Name, RoundConfig, Tree
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BEATS = 10

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from msgspec import structs
 
+from fedsched.config import LearningConfig, PolicyConfig
 from fedsched.core.ids import ClusterName, JobId, stream
-from fedsched.learn.config import LearningConfig
 from fedsched.learn.kinds import first_weights, kind_of
 from fedsched.policy.dl2 import DL2
 from fedsched.policy.registry import heuristic
@@ -21,6 +21,7 @@ from fedsched.sim.federation_link import Errands
 from fedsched.sim.judges import Judges
 from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.results import Collector
+from fedsched.sim.seeds import apart
 from fedsched.sim.speed import SPEEDS
 from fedsched.sim.speeds.analytic import AnalyticSpeeds
 from fedsched.sim.workload import Scenario, draw_scenario
@@ -28,8 +29,6 @@ from fedsched.sim.world import USUAL_COSTS, World
 
 NAMES = ("east", "north", "south", "west")
 SPOILS = ("nan", "huge", "dimensions", "stale", "noise", "reversed")
-SEEDS_APART = 1_000_000
-"""Between the seeds of a federation's clusters."""
 
 Draw = Callable[[], float]
 
@@ -91,12 +90,13 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
     kind = kind_of(DL2.name)
     for index, text in enumerate(names):
         name = ClusterName(text)
-        scenario = draw_scenario(seed + SEEDS_APART * (index + 1), jobs=jobs)
+        own_seed = apart(seed, index + 1)
+        scenario = draw_scenario(own_seed, jobs=jobs)
         own = _jobs(name, scenario)
         coming += own
-        plan = draw_plan(seed + SEEDS_APART * (index + 1), scenario.nodes, [job.spec for job in own], until_s)
-        policy = FaultyPolicy(kind.policy(first, 1, seed + index, True, section.learning.exploration), plan)
-        learner = kind.learner(first, section.learning, section.batch_size)
+        plan = draw_plan(own_seed, scenario.nodes, [job.spec for job in own], until_s)
+        policy = FaultyPolicy(kind.policy(PolicyConfig(seed=seed + index), first, 1, section.learning), plan)
+        learner = kind.learner(first.shape, section.learning, section.batch_size)
         member = Member(name, policy, learner, section.members[name], first.arrays)
         members.append(member)
         watching = (

@@ -14,10 +14,8 @@ from fedsched.config import KIND, Name, Tree
 from fedsched.core.ids import JobId
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.ports import SimulatedJob, Workload
+from fedsched.sim.seeds import apart
 from fedsched.sim.workload import Mix, WorkloadConfig
-
-SEEDS_APART = 1_000_003
-"""Between the seeds of clusters."""
 
 
 class LocalDl2Config(Dl2WorkloadConfig):
@@ -62,7 +60,7 @@ class LocalWorkloads:
     def draw(self, seed: int) -> Iterator[SimulatedJob]:
         """The jobs of one run. Those of a cluster depend on its own mix and place only."""
         own = [
-            self._of(name, config, seed + SEEDS_APART * index)
+            self._of(name, config, apart(seed, index))
             for index, (name, config) in enumerate(sorted(self._config.clusters.items()))
         ]
         return heapq.merge(*own, key=lambda job: (job.spec.submitted_s, job.spec.job_id))

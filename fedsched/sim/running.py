@@ -37,7 +37,7 @@ from fedsched.sim.speeds.oracle import oracle
 from fedsched.sim.workers import INTERRUPTED, Share
 from fedsched.sim.world import World
 
-SEEDS_APART = 10_000
+POLICY_SEEDS_APART = 10_000
 """Between the seeds of one policy on different clusters."""
 KINDS = ("GPU", "core", "GiB")
 """What a load can be scarce of."""
@@ -200,7 +200,7 @@ def build(
     for index, cluster in enumerate(experiment.clusters):
         config = experiment.policies[cluster.policy or request.policy]
         name, nodes = ClusterName(cluster.name), cluster.all_nodes()
-        label, own_seed = cluster.policy or request.policy, seed + index * SEEDS_APART
+        label, own_seed = cluster.policy or request.policy, seed + index * POLICY_SEEDS_APART
         pupil = teachers.pupil(name, label, own_seed) if teachers is not None else None
         policy: Policy = pupil.policy if pupil is not None else ready.get(name) or make_policy(config, own_seed)
         if isinstance(policy, Informed):

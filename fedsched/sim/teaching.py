@@ -18,16 +18,17 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import structs
 
+from fedsched.config import LearningConfig
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Outcome
 from fedsched.errors import Failed, InvalidInput
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays
 from fedsched.files import write_whole
-from fedsched.learn.config import LearningConfig
 from fedsched.learn.kinds import first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
 from fedsched.learn.stepping import SteppingLearner
+from fedsched.policy import registry
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.learnable import Learnable
 from fedsched.runtime.loop import Observer
@@ -37,6 +38,7 @@ from fedsched.sim.federation import Standing, first_standing
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import Request, Teachers, perform
+from fedsched.sim.seeds import apart
 from fedsched.sim.workers import INTERRUPTED
 from fedsched.sim.world import World
 
@@ -177,7 +179,7 @@ class Training:
         recipe = self.recipe
         clusters = [ClusterName(cluster.name) for cluster in recipe.experiment.clusters]
         standing = first_standing(self.policy_name, self.first, recipe.learning_rate)
-        learners = {name: self.kind.learner(self.first, recipe.learning, recipe.batch_size) for name in clusters}
+        learners = {name: self.kind.learner(self.first.shape, recipe.learning, recipe.batch_size) for name in clusters}
         return State([standing] * recipe.groups, learners)
 
     def run(self, episodes: int, tell: Tell) -> None:
@@ -192,7 +194,7 @@ class Training:
             self._log({}, tell, episodes)
         while state.episodes < episodes:
             teachers = self._teachers()
-            seed = self.recipe.experiment.seed + self.recipe.seed * 1_000_003 + state.episodes
+            seed = apart(self.recipe.experiment.seed + state.episodes, self.recipe.seed)
             result = self._perform(seed, teachers)
             learnt = teachers.keep()
             state.episodes += 1
@@ -282,8 +284,8 @@ class _Still:
         if label != recipe.label:
             return None
         weights = training.first.replaced(self._weights[name], {})
-        explore = recipe.experiment.policies[label].explore
-        return _Pupil(training.kind.policy(weights, 1, seed, explore, False), None)
+        config = recipe.experiment.policies[label].model_copy(update={"seed": seed})
+        return _Pupil(registry.with_weights(config, weights), None)
 
     def observers(self, name: ClusterName) -> tuple[Observer, ...]:
         """None."""
@@ -324,7 +326,8 @@ class _Online:
             return None
         learner = self._learner
         weights = training.first.replaced(learner.arrays, {})
-        policy = training.kind.policy(weights, learner.version, seed, True, recipe.learning.exploration)
+        config = recipe.experiment.policies[label].model_copy(update={"seed": seed, "explore": True})
+        policy = training.kind.policy(config, weights, learner.version, recipe.learning)
         learner.teach(policy)
         return _Pupil(policy, learner)
 
@@ -353,7 +356,7 @@ class _Federated:
         self._training = training
         state = training.state
         self._school = School(dict(state.learners), list(state.standings))
-        seed = training.recipe.seed * 1_000_003 + state.episodes
+        seed = apart(state.episodes, training.recipe.seed)
         self._forming = Forming(experiment, seed, judged=False, school=self._school, first=training.first)
         self._world: World | None = None
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsched.config import LearningConfig, PolicyConfig
 from fedsched.core.commands import RewardSlot
 from fedsched.core.decision import Observation
 from fedsched.core.ids import ClusterName, JobId
@@ -27,7 +28,6 @@ from fedsched.learn.clipped import (
     gradient_on,
     loss_on,
 )
-from fedsched.learn.config import LearningConfig
 from fedsched.learn.kinds import kind_of
 from fedsched.learn.tensors import parameters
 from fedsched.policy.checkpoint import digest, from_bytes
@@ -270,10 +270,10 @@ def test_the_server_combines_its_gradients_with_the_code_that_it_has() -> None:
     """Weights and gradients are named arrays like any other policy's."""
     kind = kind_of("set")
     weights = kind.fresh(3, None)
-    policy = kind.policy(weights, 1, 0, True, False)
+    policy = kind.policy(PolicyConfig(name="set"), weights, 1, LearningConfig())
     updates = []
     for cluster in ("east", "west"):
-        learner = kind.learner(weights, LearningConfig(), 64)
+        learner = kind.learner(weights.shape, LearningConfig(), 64)
         for slot in range(30):
             seen = two_jobs(slot)
             policy.decide(seen, Pool(seen))

@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from fedsched.cli.teaching import Place, curve
 from fedsched.cli.train import app
-from fedsched.config import parse
+from fedsched.config import LearningConfig, parse
 from fedsched.errors import CorruptCheckpoint, FedschedError, InvalidConfiguration, InvalidInput
-from fedsched.learn.config import LearningConfig
 from fedsched.learn.kinds import first_weights
 from fedsched.policy import checkpoint
 from fedsched.policy.dl2 import Shape, initial

@@ -24,7 +24,16 @@ from fedsched.config import AgentConfig, RoundConfig
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.commands import Command, SaveJob
 from fedsched.core.decision import Policy
-from fedsched.core.events import Event, JobAdopted, JobAssigned, LeaseLost, LeaseRegained, SlotStarted, TermTaken
+from fedsched.core.events import (
+    Event,
+    JobAdopted,
+    JobAssigned,
+    LeaseLost,
+    LeaseRegained,
+    PolicyDecided,
+    SlotStarted,
+    TermTaken,
+)
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import ACTIVE
 from fedsched.core.scheduler import Scheduler
@@ -96,6 +105,7 @@ class Agent:
         )
         self._agent_id = agent_id()
         self._started_s = time.time()
+        self._decisions, self._fallbacks, self._fallback = 0, 0, ""
         self._term = take_term(store, self._cluster, lease_ttl_s=config.lease_ttl_s)
         _log.info("serving cluster %s under term %d with policy %s", self._cluster, self._term, policy.name)
         with contextlib.ExitStack() as undo:
@@ -144,7 +154,7 @@ class Agent:
             executor,
             deciding,
             journal,
-            observers=(JobTraces(self._cluster, lambda: deciding.last_span), self._publish),
+            observers=(JobTraces(self._cluster, lambda: deciding.last_span), self._count, self._publish),
         )
         self._keeper = self._register(store)
         undo.callback(self._keeper.close)
@@ -176,13 +186,21 @@ class Agent:
             _log.warning("the cluster's lease is lost: what runs goes on, nothing new is placed until etcd is back")
             self._inbox.post(LeaseLost(time.time()))
 
+    def _count(self, event: Event, commands: Sequence[Command]) -> None:
+        """Note who decides."""
+        if isinstance(event, PolicyDecided):
+            self._decisions += 1
+            self._fallbacks += bool(event.decision.fallback)
+            self._fallback = event.decision.fallback
+
     def _publish(self, event: Event, commands: Sequence[Command]) -> None:
         """What the federation may know of this cluster: at every slot, and at once when a job changes its size.
 
         A controller that places by an old record sends two jobs to the place of one.
         """
         moved = any(isinstance(command, SaveJob) and command.transition for command in commands)
-        if moved or isinstance(event, SlotStarted | JobAssigned | TermTaken | JobAdopted):
+        fell_back = isinstance(event, PolicyDecided) and bool(event.decision.fallback)
+        if moved or fell_back or isinstance(event, SlotStarted | JobAssigned | TermTaken | JobAdopted):
             self._keeper.update(keys.cluster(self._cluster), codec.dumps(self._record()))
 
     def _record(self) -> ClusterRecord:
@@ -206,6 +224,9 @@ class Agent:
             slot=state.slot,
             started_s=self._started_s,
             labels=tuple(sorted(self._config.labels.items())),
+            decisions=self._decisions,
+            fallbacks=self._fallbacks,
+            fallback=self._fallback,
         )
 
     def _read_logs(self, executor: JobExecutor) -> ReadLogs:

@@ -7,6 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from opentelemetry.trace import Span
 
 from fedsched import tracing
 from fedsched.core.commands import AskPolicy, RewardSlot
@@ -85,14 +88,9 @@ class DecidingPolicy:
                 late = slot not in self._watchdogs
             if late:
                 continue  # the fallback has answered while an older question was still being decided
-            with tracing.span(
-                "agent.decide", attributes={"slot": slot, "jobs": len(question.observation.jobs)}
-            ) as span:
+            with self._deciding(question) as span:
                 decision = guardrail.decide(question, self._policy, self._fallback)
-                span.set_attributes(
-                    {"policy": decision.policy, "version": decision.version, "fallback": decision.fallback}
-                )
-                traceparent = tracing.traceparent(span)
+                traceparent = _described(span, decision)
             trace = self._policy.last_trace() if isinstance(self._policy, Learnable) and not decision.fallback else ()
             if not self._claim(slot):
                 _log.warning("slot %d: the policy's answer came too late and is not used", slot)
@@ -105,9 +103,19 @@ class DecidingPolicy:
     def _too_late(self, question: AskPolicy) -> None:
         if not self._claim(question.observation.slot):
             return
-        reason = f"policy {self._policy.name} did not answer within {self._decision_s_max:g} s"
-        _log.warning("slot %d: %s; the heuristic decides", question.observation.slot, reason)
-        self._answer(guardrail.fall_back(question, self._fallback, reason))
+        reason = (
+            f"policy {self._policy.name} (version {self._policy.version}) did not answer within "
+            f"{self._decision_s_max:g} s"
+        )
+        # A span of its own: that of the late answer ends when it ends, and tells of a decision that nobody used.
+        with self._deciding(question) as span:
+            decision = guardrail.fall_back(question, self._fallback, reason)
+            self.last_span = _described(span, decision)
+        self._answer(decision)
+
+    def _deciding(self, question: AskPolicy) -> AbstractContextManager[Span]:
+        observation = question.observation
+        return tracing.span("agent.decide", attributes={"slot": observation.slot, "jobs": len(observation.jobs)})
 
     def _claim(self, slot: int) -> bool:
         """Whether the caller is the first to answer this slot."""
@@ -122,3 +130,9 @@ class DecidingPolicy:
         if decision.fallback:
             _log.warning("slot %d: %s decided: %s", decision.slot, decision.policy, decision.fallback)
         self._post(PolicyDecided(self._clock(), decision))
+
+
+def _described(span: Span, decision: Decision) -> str:
+    """Say in the span who decided and why; its traceparent."""
+    span.set_attributes({"policy": decision.policy, "version": decision.version, "fallback": decision.fallback})
+    return tracing.traceparent(span)

@@ -272,7 +272,7 @@ def _cluster_row(view: ClusterView) -> tuple[object, ...]:
         f"{used.gpu_milli / 1000:g}/{there.gpu_milli / 1000:g}{mark}",
         f"{record.queued}{mark}",
         f"{record.running}{mark}",
-        f"{record.policy}{version}",
+        f"{record.policy}{version}{' (fallback)' if record.fallback else ''}",
     )
 
 

@@ -80,6 +80,12 @@ class ClusterRecord(Record, frozen=True):
     slot: int
     started_s: float
     labels: tuple[tuple[str, str], ...] = ()
+    decisions: int = 0
+    """Slots decided since this agent began."""
+    fallbacks: int = 0
+    """Those of them that the heuristic decided because the policy's answer could not be used."""
+    fallback: str = ""
+    """Why the heuristic decided the newest slot; empty where the policy did."""
 
     @property
     def capacity(self) -> Resources:

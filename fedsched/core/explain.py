@@ -141,6 +141,10 @@ def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
             f"{state.name}: {record.running} running, {record.queued} queued, "
             f"policy {record.policy}{f' v{record.policy_version}' if record.policy_version else ''}{age}"
         )
+        if record.fallback:
+            lines.append(f"{state.name}: the heuristic decided its newest slot{age}: {record.fallback}")
+        if record.fallbacks:
+            lines.append(f"{state.name}: the heuristic decided {record.fallbacks} of {record.decisions} slots{age}")
     if status.placement:
         lines.append(f"holds {status.allocation} now; attempt: {status.attempt}, resizes: {status.resizes}")
         if status.progress.steps:

@@ -953,6 +953,9 @@ class ClusterRecord(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     STARTED_S_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     term: _builtins.int
     agent_id: _builtins.str
@@ -965,6 +968,12 @@ class ClusterRecord(_message.Message):
     policy_version: _builtins.int
     slot: _builtins.int
     started_s: _builtins.float
+    decisions: _builtins.int
+    """slots decided since this agent began"""
+    fallbacks: _builtins.int
+    """those that the heuristic decided, because the policy's answer could not be used"""
+    fallback: _builtins.str
+    """why it decided the newest one"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
@@ -989,10 +998,13 @@ class ClusterRecord(_message.Message):
         slot: _builtins.int = ...,
         started_s: _builtins.float = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        decisions: _builtins.int = ...,
+        fallbacks: _builtins.int = ...,
+        fallback: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_version", b"agent_version", "host", b"host", "labels", b"labels", "name", b"name", "nodes", b"nodes", "pid", b"pid", "policy", b"policy", "policy_version", b"policy_version", "queued", b"queued", "running", b"running", "slot", b"slot", "started_s", b"started_s", "term", b"term", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_version", b"agent_version", "decisions", b"decisions", "fallback", b"fallback", "fallbacks", b"fallbacks", "host", b"host", "labels", b"labels", "name", b"name", "nodes", b"nodes", "pid", b"pid", "policy", b"policy", "policy_version", b"policy_version", "queued", b"queued", "running", b"running", "slot", b"slot", "started_s", b"started_s", "term", b"term", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

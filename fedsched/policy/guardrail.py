@@ -13,9 +13,23 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.placement import TentativePlacement
 from fedsched.core.rebuilding import Rebuilding
+from fedsched.core.record import Record
 from fedsched.core.resources import total
+from fedsched.policy import estimate
 from fedsched.policy.disciplines import Discipline
 from fedsched.policy.heuristics import by_arrival
+
+COLLAPSE = 0.25
+"""A learned policy has collapsed where its answer is worth less than this share of what the heuristic's would be."""
+
+
+class Consulted(Record, frozen=True):
+    """What a policy said, and whether it can be used."""
+
+    decision: Decision | None
+    """None where it gave none."""
+    problem: str
+    """Why it cannot be used; empty when it can."""
 
 
 def decide(question: AskPolicy, policy: Policy, fallback: Policy) -> Decision:
@@ -24,14 +38,20 @@ def decide(question: AskPolicy, policy: Policy, fallback: Policy) -> Decision:
     Each has a budget of its own, so what a failing policy spent is not missing afterwards. The time it may take is the
     caller's to watch.
     """
+    consulted = consult(question, policy)
+    problem = consulted.problem or _worthless(question, consulted.decision, fallback)
+    if consulted.decision is not None and not problem:
+        return consulted.decision
+    return fall_back(question, fallback, f"policy {policy.name} (version {policy.version}): {problem}")
+
+
+def consult(question: AskPolicy, policy: Policy) -> Consulted:
+    """The policy's answer, whatever it does, and what is wrong with its form."""
     try:
         answer = _answer(question, policy)
-        problem = judge(question, answer)
+        return Consulted(answer, judge(question, answer) or "")
     except (Exception, SystemExit) as error:  # A policy can be anybody's code; nothing it raises may stop the cluster.
-        problem = f"{type(error).__name__}: {error} ({_where(error)})"
-    if problem is None:
-        return answer
-    return fall_back(question, fallback, f"policy {policy.name} (version {policy.version}): {problem}")
+        return Consulted(None, f"{type(error).__name__}: {error} ({_where(error)})")
 
 
 def _where(error: BaseException) -> str:
@@ -68,7 +88,7 @@ def judge(question: AskPolicy, answer: Decision) -> str | None:
     """Why this answer cannot be used, in one sentence; None when it can.
 
     Checked are the form (this slot, known jobs, each once), every job's limits, pinned jobs, the sum against the
-    cluster, and collapse: to run nothing although some job's minimum fits. Whether the sum also fits node by node
+    cluster, and that it does not run nothing although some job's minimum fits. Whether the sum also fits node by node
     depends on the order of grants; placement leaves out what does not.
     """
     observation = question.observation
@@ -85,7 +105,7 @@ def judge(question: AskPolicy, answer: Decision) -> str | None:
         problem = _beyond_limits(views[job_id], allocation)
         if problem is not None:
             return problem
-    return _beyond_capacity(observation, views, answer) or _collapsed(question, answer)
+    return _beyond_capacity(observation, views, answer) or _idle(question, answer)
 
 
 def _judge_ranks(observation: Observation, ranking: Ranking | None) -> str | None:
@@ -131,7 +151,29 @@ def _beyond_capacity(observation: Observation, views: dict[JobId, JobView], answ
     return f"it promises {promised}; the whole cluster has {observation.capacity}"
 
 
-def _collapsed(question: AskPolicy, answer: Decision) -> str | None:
+def _worthless(question: AskPolicy, answer: Decision | None, fallback: Policy) -> str:
+    """Why a learned policy's answer counts as collapsed; empty where it does not.
+
+    Heuristics may leave a cluster idle on purpose, so they are not measured. Almost all answers pass by a look that
+    costs next to nothing; the heuristic is asked about the others only.
+    """
+    if answer is None or not answer.version or question.ranks or question.rebuild:
+        return ""
+    observation = question.observation
+    if estimate.share_of_best(observation, answer.allocations) >= COLLAPSE:
+        return ""
+    curves = estimate.curves_of(observation)
+    own = estimate.worth(observation, answer.allocations, curves)
+    heuristic = estimate.worth(observation, _answer(question, fallback).allocations, curves)
+    if own >= COLLAPSE * heuristic:
+        return ""
+    return (
+        f"its answer has collapsed: in this slot jobs would train {own:.3g} of their epochs in all, "
+        f"with that of {fallback.name} {heuristic:.3g}"
+    )
+
+
+def _idle(question: AskPolicy, answer: Decision) -> str | None:
     if any(allocation for _, allocation in answer.allocations):
         return None
     if question.rebuild:

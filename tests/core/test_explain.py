@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from fedsched.core.cluster import ClusterRecord
 from fedsched.core.explain import explain
 from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
 from fedsched.core.job import JobPhase, JobSpec, JobStatus, Progress, Range, TaskPlacement
 from fedsched.core.resources import Resources
+from fedsched.core.routing import Candidate
 from fedsched.core.views import Job
 
 
@@ -53,3 +56,16 @@ def test_a_job_that_is_over_no_longer_hangs() -> None:
     words = told(Progress(1.0, 9, loss=float("nan"), idle_s=100.0), JobPhase.FAILED)
     assert "no step" not in words
     assert "diverged" in words
+
+
+def test_a_job_that_the_heuristic_takes_care_of_is_told_so_and_why() -> None:
+    """Whoever wonders about a job's size must not look for the reason in a policy that did not decide it."""
+    spec = JobSpec(JobId("1"), "j", "python x.py", Range(1, 2), Range(1, 1), Resources(1000), Resources(1000), 1.0)
+    status = JobStatus(JobId("1"), JobPhase.RUNNING, cluster=ClusterName("c"))
+    record = ClusterRecord(ClusterName("c"), 1, "h/1/1", "0.1.0", "h", 1, (), Resources(), 0, 1, "dl2", 4, 9, 0.0)
+    fine = explain(Job(spec, status), [], [Candidate(ClusterName("c"), record, True)]).evidence
+    assert not any("heuristic" in line for line in fine)
+    fallen = replace(record, decisions=40, fallbacks=3, fallback="policy dl2 (version 4): it gives job 7 nothing")
+    told = explain(Job(spec, status), [], [Candidate(ClusterName("c"), fallen, True)]).evidence
+    assert "c: the heuristic decided its newest slot: policy dl2 (version 4): it gives job 7 nothing" in told
+    assert "c: the heuristic decided 3 of 40 slots" in told

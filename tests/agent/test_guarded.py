@@ -1,0 +1,69 @@
+"""A policy that cannot be used, live: jobs run by the heuristic, and everybody who looks is told."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsched.core.cluster import ClusterRecord
+from fedsched.core.decision import Budget, Decision, Observation
+from fedsched.core.explain import explain
+from fedsched.core.ids import JobId
+from fedsched.core.job import JobPhase, JobSpec
+from fedsched.core.routing import Candidate
+from fedsched.core.views import Job
+from fedsched.policy import registry
+from fedsched.runtime import codec, keys
+from tests.agent.live_agent import LiveAgent, live_agent
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+
+
+class Asleep:
+    """A policy whose weights lie on a disk that has gone to sleep."""
+
+    name = "asleep"
+    version = 3
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        """Answer long after the slot."""
+        time.sleep(5.0)
+        return Decision(observation.slot, (), self.name, self.version)
+
+
+def record_of(agent: LiveAgent) -> ClusterRecord:
+    entry = agent.store.get(keys.cluster(agent.cluster))
+    assert entry is not None
+    return codec.loads(ClusterRecord, entry.value)
+
+
+def test_a_policy_that_is_too_slow_is_told_of_in_the_cluster_and_with_its_jobs(
+    etcd_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that quietly runs on its heuristic for months is what federated learning was meant to end."""
+    monkeypatch.setattr(registry, "make", lambda config: Asleep())
+    slot = {"length_s": 0.5, "decision_s_max": 0.2}
+    with live_agent(etcd_address, tmp_path, "slow-policy", slot=slot) as agent:
+        agent.assign("one")
+        agent.wait("one", JobPhase.RUNNING)
+        eventually(lambda: record_of(agent).fallbacks > 1, "the cluster's record counts the heuristic's decisions")
+        record = record_of(agent)
+        assert record.policy == "asleep"
+        assert record.fallback == "policy asleep (version 3) did not answer within 0.2 s"
+        assert record.fallbacks == record.decisions
+
+        entry = agent.store.get(keys.job_spec(JobId("slow-policy-one")))
+        assert entry is not None
+        job = Job(codec.loads(JobSpec, entry.value), agent.status("one"))
+        evidence = explain(job, [job], [Candidate(agent.cluster, record, True)]).evidence
+        assert any(
+            "the heuristic decided its newest slot: policy asleep (version 3) did not" in line for line in evidence
+        )
+        agent.cancel("one")
+        agent.wait("one", JobPhase.CANCELLED)
+    answers = [json.loads(line) for line in agent.journal.read_text().splitlines() if "PolicyDecided" in line]
+    assert {answer["event"]["decision"]["policy"] for answer in answers} == {"drf"}

@@ -55,6 +55,18 @@ def run_from(path: Path, name: str, kind: type[C], main: Callable[[C], int]) -> 
         tracing.shutdown()
 
 
+def keep_to_one_core() -> None:
+    """Have numpy, scipy and torch compute on one thread, as far as they are loaded: the other cores are the jobs'.
+
+    It is not said by variables of the environment, because jobs would inherit those.
+    """
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1)
+    torch.set_num_threads(1)
+
+
 def leave(code: int) -> NoReturn:
     """End a process that has closed everything, at once: taking apart an interpreter that has torch loaded costs
     seconds of processor time, and whoever stops a federation waits for them."""

@@ -49,7 +49,7 @@ from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import registry
 from fedsched.policy.disciplines import ranks
 from fedsched.policy.learnable import Learnable
-from fedsched.process import on_signal
+from fedsched.process import keep_to_one_core, on_signal
 from fedsched.runtime import codec, keys
 from fedsched.runtime.journal import Journal
 from fedsched.runtime.loop import Loop
@@ -71,6 +71,7 @@ def main(config: AgentConfig) -> int:
     try:
         with on_signal(lambda: inbox.post(Stop())):
             agent = Agent(config, store, inbox)
+            keep_to_one_core()  # by now the policy has loaded what it computes with
             try:
                 stop = agent.run()
             finally:

@@ -8,15 +8,13 @@ import socket
 import threading
 import time
 
-import torch
-
 from fedsched.adapters.election import Election
 from fedsched.adapters.etcd import EtcdStore
 from fedsched.aggregator.aggregator import Aggregator, check
 from fedsched.aggregator.policies import PolicyStore
 from fedsched.config import AggregatorConfig
 from fedsched.errors import AddressInUse, Conflict, StoreUnavailable
-from fedsched.process import on_signal
+from fedsched.process import keep_to_one_core, on_signal
 from fedsched.runtime import keys
 from fedsched.runtime.ports import Store
 
@@ -128,7 +126,7 @@ def main(config: AggregatorConfig) -> int:
     Raises:
         FedschedError: it cannot start, or no version of the policy is sound.
     """
-    torch.set_num_threads(1)  # A step over one small network; more threads only take cores from jobs.
+    keep_to_one_core()  # steps over one small network
     store = EtcdStore(config.etcd)
     try:
         service = Service(config, store)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +64,39 @@ def test_leaving_waits_for_nobody_and_loses_no_word(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (7, "the last word")
+
+
+def test_decisions_stay_on_one_core_and_jobs_keep_theirs() -> None:
+    """A learned policy that spreads a small product over all cores takes them from the jobs that it schedules."""
+    program = """
+import json, os, threading
+from fedsched.config import PolicyConfig
+from fedsched.learn import kinds
+from fedsched.policy import registry
+from fedsched.process import keep_to_one_core
+
+registry.make(PolicyConfig(name="learned_speed"))
+import torch
+from threadpoolctl import threadpool_info
+
+def threads():
+    found = [(one["user_api"], one["num_threads"]) for one in threadpool_info() if one["user_api"] == "blas"]
+    return [*found, ("torch", torch.get_num_threads())]
+
+threads_before = threads()
+keep_to_one_core()
+told = []
+thread = threading.Thread(target=lambda: told.append(threads()))
+thread.start()
+thread.join()
+print(json.dumps({"before": threads_before, "after": told[0], "environment": [os.environ[name] for name in os.environ if name.endswith("_NUM_THREADS")]}))
+"""
+    wide = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True, env=wide
+    )
+    told = json.loads(done.stdout)
+    assert {name for name, _ in told["before"]} == {"blas", "torch"}
+    assert max(count for _, count in told["before"]) == 2
+    assert {count for _, count in told["after"]} == {1}
+    assert told["environment"] == ["2", "2", "2"], "jobs inherit the agent's environment"

@@ -18,6 +18,7 @@ from fedsched.agent.inbox import Inbox, Stop
 from fedsched.agent.ledger import StoreLedger
 from fedsched.agent.logs import read_logs
 from fedsched.agent.membership import agent_id, take_term
+from fedsched.agent.remembering import PolicyMemory
 from fedsched.agent.ticking import Ticker
 from fedsched.agent.tracing import JobTraces
 from fedsched.config import AgentConfig, RoundConfig
@@ -131,6 +132,7 @@ class Agent:
             registry.heuristic(config.policy.fallback),
             decision_s_max=config.slot.decision_s_max,
             learner=learner,
+            remember=PolicyMemory(config.state_dir / "policy-state", policy).keep,
         )
         undo.callback(deciding.close)
         root = backends.directory(config)

@@ -31,6 +31,7 @@ class DecidingPolicy:
         fallback: the heuristic that answers when it is late, fails, or cannot be used.
         decision_s_max: how long a decision may take.
         learner: hears of the policy's choices and of what they brought; None where it cannot be taught.
+        remember: called after the policy was asked and before its answer is given.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class DecidingPolicy:
         *,
         decision_s_max: float,
         learner: ClusterLearner | None = None,
+        remember: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._post = post
+        self._remember = remember
         self._policy = policy
         self._fallback = fallback
         self._decision_s_max = decision_s_max
@@ -90,6 +93,7 @@ class DecidingPolicy:
                 continue  # the fallback has answered while an older question was still being decided
             with self._deciding(question) as span:
                 decision = guardrail.decide(question, self._policy, self._fallback)
+                self._remember()
                 traceparent = _described(span, decision)
             trace = self._policy.last_trace() if isinstance(self._policy, Learnable) and not decision.fallback else ()
             if not self._claim(slot):

@@ -8,8 +8,11 @@ whole numbers: the same for every order and every split.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from fedsched.core.job import TASKS_MAX
 from fedsched.core.record import Record
@@ -105,6 +108,11 @@ class SpeedStatistics:
             self._sums[cell] = sums
         else:
             self._sums.pop(cell, None)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all cells: equal statistics, equal digest."""
+        return hashlib.sha256(msgspec.msgpack.encode(list(self))).hexdigest()
 
     @property
     def observations(self) -> int:

@@ -15,14 +15,17 @@ from __future__ import annotations
 from collections import deque
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 from pydantic import Field
 
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId
+from fedsched.core.record import Record
 from fedsched.policy.disciplines import Key, devices
 from fedsched.policy.gittins import Gittins
-from fedsched.policy.las2d import Las2d, Las2dOptions
+from fedsched.policy.las2d import Las2d, Las2dOptions, QueueMemory
+from fedsched.policy.remembering import recall
 
 
 class Gittins2dOptions(Las2dOptions):
@@ -34,6 +37,12 @@ class Gittins2dOptions(Las2dOptions):
     """The quantum in GPU-seconds; the default is that of Tiresias's simulator."""
     memory: int = Field(default=1000, ge=0)
     """How many of the jobs that ended here count; 0: the sample only."""
+
+
+class _Memory(Record, frozen=True):
+    queues: QueueMemory
+    seen: tuple[tuple[JobId, float], ...]
+    devices: tuple[tuple[JobId, float], ...]
 
 
 class Gittins2d(Las2d):
@@ -53,6 +62,26 @@ class Gittins2d(Las2d):
         """GPUs per task of the jobs that are here."""
         self._index = Gittins(self._sample, self._delta)
 
+    def state(self) -> bytes:
+        """All that its next ranks depend on, besides its options."""
+        return msgspec.msgpack.encode(_Memory(self._memory(), tuple(self._seen), tuple(self._devices.items())))
+
+    def restore(self, state: bytes) -> None:
+        """Go on from what `state` gave; of more jobs than it is to remember, with the newest.
+
+        Raises:
+            ValueError: it is no state of this policy with as many queues; nothing has changed.
+        """
+        memory = recall(state, _Memory)
+        self._recall(memory.queues)
+        self._seen.clear()
+        self._seen.extend(memory.seen)
+        self._devices = dict(memory.devices)
+        self._index = self._indexed()
+
+    def _indexed(self) -> Gittins:
+        return Gittins([*self._sample, *(service for _, service in self._seen)], self._delta)
+
     def _keys(self, observation: Observation) -> list[Key]:
         self._learn(observation)
         return super()._keys(observation)
@@ -66,7 +95,10 @@ class Gittins2d(Las2d):
         ]
         if new:
             self._seen.extend(new)
-            self._index = Gittins([*self._sample, *(service for _, service in self._seen)], self._delta)
+            self._index = self._indexed()
+        here = {view.job_id for view in observation.jobs}
+        for gone in self._devices.keys() - here:  # ended otherwise than by success, or moved to another cluster
+            del self._devices[gone]
         for view in observation.jobs:
             if view.job_id not in self._devices:
                 self._devices[view.job_id] = devices(view) / (view.minimum.workers + view.minimum.ps)

@@ -12,12 +12,15 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+import msgspec
 from pydantic import Field, model_validator
 
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId
+from fedsched.core.record import Record
 from fedsched.policy.disciplines import Discipline, DisciplineOptions, Key, attained, devices
 from fedsched.policy.heuristics import by_arrival
+from fedsched.policy.remembering import recall
 
 
 class Las2dOptions(DisciplineOptions):
@@ -33,6 +36,15 @@ class Las2dOptions(DisciplineOptions):
         if list(self.limits) != sorted(set(self.limits)) or any(limit <= 0 for limit in self.limits):
             raise ValueError(f"limits are {self.limits}; they must be above 0 and ascend")
         return self
+
+
+class QueueMemory(Record, frozen=True):
+    """What `las2d` remembers."""
+
+    queues: tuple[tuple[tuple[JobId, bool], ...], ...]
+    discount: tuple[tuple[JobId, float], ...]
+    waiting_since_s: tuple[tuple[JobId, float], ...]
+    asked_s: float
 
 
 class Las2d(Discipline):
@@ -55,6 +67,34 @@ class Las2d(Discipline):
         """Service that a promotion has wiped out."""
         self._waiting_since_s: dict[JobId, float] = {}
         self._asked_s = -math.inf
+
+    def state(self) -> bytes:
+        """All that its next ranks depend on, besides its options."""
+        return msgspec.msgpack.encode(self._memory())
+
+    def restore(self, state: bytes) -> None:
+        """Go on from what `state` gave.
+
+        Raises:
+            ValueError: it is no state of this policy with as many queues; nothing has changed.
+        """
+        self._recall(recall(state, QueueMemory))
+
+    def _memory(self) -> QueueMemory:
+        return QueueMemory(
+            tuple(tuple(queue.items()) for queue in self._queues),
+            tuple(self._discount.items()),
+            tuple(self._waiting_since_s.items()),
+            self._asked_s,
+        )
+
+    def _recall(self, memory: QueueMemory) -> None:
+        if len(memory.queues) != len(self._queues):
+            raise ValueError(f"it has {len(memory.queues)} queues; {len(self._queues)} were expected")
+        self._queues = [dict(queue) for queue in memory.queues]
+        self._level = {job_id: level for level, queue in enumerate(self._queues) for job_id in queue}
+        self._discount, self._waiting_since_s = dict(memory.discount), dict(memory.waiting_since_s)
+        self._asked_s = memory.asked_s
 
     def _keys(self, observation: Observation) -> list[Key]:
         views = {view.job_id: view for view in by_arrival(observation.jobs)}

@@ -41,7 +41,9 @@ from dataclasses import dataclass, field
 from math import exp, log
 from typing import ClassVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from pydantic import Field
 
 from fedsched.config import Tree
@@ -50,8 +52,9 @@ from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Allocation, Range, allocation_of
 from fedsched.core.packing import pack
+from fedsched.core.record import Record
 from fedsched.core.resources import Resources, total
-from fedsched.core.speeds import SpeedCell, SpeedStatistics, SpeedSums, observed
+from fedsched.core.speeds import NONE, SpeedCell, SpeedStatistics, SpeedSums, observed, problem_with
 from fedsched.policy.heuristics import by_arrival
 from fedsched.policy.marginal import (
     LEFT_MIN,
@@ -66,7 +69,8 @@ from fedsched.policy.marginal import (
     staircase,
     urgency,
 )
-from fedsched.policy.speed_model import Kind, SpeedModel, Surface
+from fedsched.policy.remembering import recall
+from fedsched.policy.speed_model import FORGOTTEN, Belief, Kind, SpeedModel, Surface
 
 SLOW_MIN = 1e-9
 """Epochs per second; a slower job (an epoch in thirty years) stood still for a reason of its own."""
@@ -82,6 +86,8 @@ REFITS = 2
 """Classes whose beliefs are brought up to date in one slot."""
 KINDS_KEPT = 2_000
 """Kinds of jobs whose curves are remembered."""
+CELLS_KEPT = 20_000
+"""Cells that are remembered of what was seen here; with more, those of the oldest periods go first."""
 SURE = 0.2
 """Noise between a class's jobs up to which the class says more of a job than one speed of its own does."""
 OWN_WEIGHT = 2.0
@@ -128,6 +134,30 @@ class _Memory:
     """What `steps` were made of."""
     steps: tuple[Step, ...] = ()
     view: JobView | None = None
+
+
+class _SavedJob(Record, frozen=True):
+    """What the policy remembers of a job, to go on from."""
+
+    shown: tuple[tuple[tuple[int, int, str], float, SpeedCell, SpeedSums], ...]
+    progress: float
+    attained_s: float
+    time_s: float
+    asked: Allocation
+    idle_slots: int
+    view: JobView | None
+
+
+class Lessons(Record, frozen=True):
+    """All that the next decisions depend on, besides what the policy was made of."""
+
+    period_s: float
+    given: str
+    """Digest of what it was made with."""
+    observed: tuple[tuple[SpeedCell, SpeedSums], ...]
+    jobs: tuple[tuple[JobId, _SavedJob], ...]
+    heard: tuple[int, float] | None
+    belief: Belief
 
 
 class _Cluster:
@@ -181,6 +211,8 @@ class LearnedSpeed:
         self._observed = SpeedStatistics()
         self._jobs: dict[JobId, _Memory] = {}
         self._heard: tuple[int, float] | None = None
+        self._forgot = -1
+        """The period in which it last looked for what may be forgotten."""
         self._curves: dict[_Alike, tuple[Surface, Curve]] = {}
         self._most: dict[_Alike, tuple[int, int]] = {}
         """Workers and parameter servers that jobs of a kind can have at most on this cluster."""
@@ -195,6 +227,73 @@ class LearnedSpeed:
     def statistics(self) -> SpeedStatistics:
         """All that is known by now."""
         return self._given.merged([self._observed])
+
+    def state(self) -> bytes:
+        """All that its next decisions depend on, besides what it was made of."""
+        jobs = tuple(
+            (
+                job_id,
+                _SavedJob(
+                    tuple((at, *known) for at, known in memory.shown.items()),
+                    memory.progress,
+                    memory.attained_s,
+                    memory.time_s,
+                    memory.asked,
+                    memory.idle_slots,
+                    None if memory.view is None else replace(memory.view, speeds=()),
+                ),
+            )
+            for job_id, memory in self._jobs.items()
+        )
+        lessons = Lessons(
+            self._options.period_s,
+            self._given.digest,
+            tuple(self._observed),
+            jobs,
+            self._heard,
+            self._model.belief,
+        )
+        return msgspec.msgpack.encode(lessons)
+
+    def restore(self, state: bytes) -> None:
+        """Go on from what `state` gave: the next decisions are those of the policy that gave it.
+
+        Where it was made with other statistics or by another version of the model, what was seen counts all the same.
+
+        Raises:
+            ValueError: it is no state of this policy, or of one that counts in other periods; nothing has changed.
+        """
+        lessons = recall(state, Lessons)
+        if lessons.period_s != self._options.period_s:
+            raise ValueError(f"its periods last {lessons.period_s:g} s; {self._options.period_s:g} s were expected")
+        observed = SpeedStatistics(lessons.observed)
+        problem = problem_with(observed)
+        if problem:
+            raise ValueError(problem)
+        jobs = {
+            job_id: _Memory(
+                {at: (rate, cell, sums) for at, rate, cell, sums in saved.shown},
+                saved.progress,
+                saved.attained_s,
+                saved.time_s,
+                saved.asked,
+                saved.idle_slots,
+                view=saved.view,
+            )
+            for job_id, saved in lessons.jobs
+        }
+        self._observed, self._jobs, self._heard = observed, jobs, lessons.heard
+        self._model = self._believing(lessons)
+        self._curves.clear()
+
+    def _believing(self, lessons: Lessons) -> SpeedModel:
+        known = self.statistics
+        if lessons.given == self._given.digest:
+            try:
+                return SpeedModel(known, lessons.belief)
+            except ValueError:
+                pass  # Surfaces of another version of the model; they follow from what was seen.
+        return SpeedModel(known)
 
     def load(self, statistics: SpeedStatistics) -> None:
         """From the next slot on know this, besides what was seen here; it takes the place of what was given before."""
@@ -247,7 +346,31 @@ class LearnedSpeed:
                 self._hear(memory, view, observation)
             memory.progress, memory.attained_s = view.progress_epochs, view.attained_s
             memory.time_s, memory.view = observation.time_s, view
+        self._forget(observation.time_s)
         self._model.refresh(REFITS)
+
+    def _forget(self, time_s: float) -> None:
+        """Let go of what weighs nothing any more, and of what is too much to keep."""
+        period = self._period(time_s)
+        if period == self._forgot and len(self._observed) <= CELLS_KEPT:
+            return
+        self._forgot = period
+        newest: dict[Kind, int] = {}
+        gone: set[SpeedCell] = set()
+        cells = sorted((cell for cell, _ in self._observed), key=lambda cell: (-cell.period, cell))
+        for number, cell in enumerate(cells):
+            last = newest.setdefault((cell.job_type, cell.accelerator), cell.period)
+            if last - cell.period >= FORGOTTEN or number >= CELLS_KEPT:
+                gone.add(cell)
+                self._observed.replace(cell, self._observed.at(cell), NONE)
+                self._model.touch(cell, self._given.at(cell))
+        for memory in self._jobs.values() if gone else ():
+            for at, (rate, cell, _) in memory.shown.items():
+                if cell in gone:
+                    memory.shown[at] = (rate, cell, NONE)
+
+    def _period(self, time_s: float) -> int:
+        return max(0, int(time_s / self._options.period_s))
 
     def _hear(self, memory: _Memory, view: JobView, observation: Observation) -> None:
         for sample in view.speeds:
@@ -281,7 +404,7 @@ class LearnedSpeed:
         if before is not None and before[0] == rate:
             return
         workers, ps, accelerator = at
-        sums, period = observed(rate), max(0, int(time_s / self._options.period_s))
+        sums, period = observed(rate), self._period(time_s)
         if before is not None and before[1].period == period:
             cell = before[1]
             self._observed.replace(cell, before[2], sums)

@@ -19,6 +19,7 @@ Details that matter:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 from fedsched.core.job import TASKS_MAX
+from fedsched.core.record import Record
 from fedsched.core.speeds import UNIT, SpeedCell, SpeedStatistics, SpeedSums
 
 Floats = NDArray[np.float64]
@@ -60,6 +62,9 @@ FEW = 3
 """A cell that so many jobs were seen in, or fewer, is news whenever another one is."""
 NEWS = 2.0
 """Of other cells so many must be touched for each that the class has before it is brought up to date."""
+
+SURFACES_KEPT = 500
+"""What is believed is remembered for so many classes; of one beyond them it is worked out anew when it is asked for."""
 
 TIERS = (16, 64, 256, 1024, TASKS_MAX)
 
@@ -161,14 +166,41 @@ class _Cell:
         self.squares += factor * sums.squares / UNIT**2
 
 
+class _SavedSurface(Record, frozen=True):
+    kind: Kind
+    workers_max: int
+    ps_max: int
+    mean: bytes
+    deviation: bytes
+    noise: float
+    cells: int
+
+
+class Belief(Record, frozen=True):
+    """What a model believes beyond what follows from the statistics: classes wait for their turn to be brought up to
+    date, and meanwhile what is believed of them rests on what was known before.
+    """
+
+    surfaces: tuple[_SavedSurface, ...]
+    shapes: tuple[tuple[Kind, bool, bytes], ...]
+    stale: tuple[tuple[Kind, int], ...]
+    news: tuple[tuple[Kind, float], ...]
+    newest: tuple[tuple[Kind, int], ...]
+    touches: int
+
+
 class SpeedModel:
     """All classes' surfaces, brought up to date bit by bit.
 
     Args:
         statistics: what is known; whoever changes them says so by `touch`.
+        belief: what a model of the same statistics believed, to go on from; None: what follows from them.
+
+    Raises:
+        ValueError: the belief is that of another kind of model.
     """
 
-    def __init__(self, statistics: SpeedStatistics) -> None:
+    def __init__(self, statistics: SpeedStatistics, belief: Belief | None = None) -> None:
         self._cells: dict[Kind, dict[tuple[int, int], dict[int, SpeedSums]]] = {}
         self._surfaces: dict[tuple[Kind, int, int], Surface] = {}
         self._shapes = _Shapes()
@@ -180,12 +212,43 @@ class SpeedModel:
         """The last period in which anything was seen of a class."""
         for cell, sums in statistics:
             self.touch(cell, sums)
+        if belief is not None:
+            self._restore(belief)
+            return
         # Those with most cells first: their shapes are the others' prior.
         known = sorted(self._cells, key=lambda kind: (-len(self._cells[kind]), kind))
         for kind in known:
             self._teach(kind)
         self._stale.clear()
         self._news.clear()
+
+    @property
+    def belief(self) -> Belief:
+        """What a model that takes this one's place needs to know besides the statistics."""
+        surfaces = tuple(
+            _SavedSurface(kind, on[0], on[1], one.mean.tobytes(), one.deviation.tobytes(), one.noise, one.cells)
+            for (kind, *on), one in self._surfaces.items()
+        )
+        return Belief(
+            surfaces,
+            self._shapes.saved(),
+            tuple(self._stale.items()),
+            tuple(self._news.items()),
+            tuple(self._newest.items()),
+            self._touches,
+        )
+
+    def _restore(self, belief: Belief) -> None:
+        for saved in belief.surfaces:
+            on = grid(saved.workers_max, saved.ps_max)
+            mean, deviation = (np.frombuffer(data, np.float64) for data in (saved.mean, saved.deviation))
+            if len(mean) != len(on.base) or len(deviation) != len(on.base):
+                raise ValueError(f"class {saved.kind[0]!r} has {len(mean)} speeds; {len(on.base)} were expected")
+            surface = Surface(on, mean, deviation, saved.noise, saved.cells)
+            self._surfaces[saved.kind, saved.workers_max, saved.ps_max] = surface
+        self._shapes.restore(belief.shapes)
+        self._stale, self._news = dict(belief.stale), dict(belief.news)
+        self._newest, self._touches = dict(belief.newest), belief.touches
 
     @property
     def kinds(self) -> list[Kind]:
@@ -200,6 +263,10 @@ class SpeedModel:
             periods[cell.period] = sums
         else:
             periods.pop(cell.period, None)
+            if not periods:
+                del self._cells[kind][cell.workers, cell.ps]
+            if not self._cells[kind]:
+                del self._cells[kind]
         self._newest[kind] = max(self._newest.get(kind, 0), cell.period)
         self._touches += 1
         # A class whose cells are well known does not change by one more job.
@@ -222,12 +289,14 @@ class SpeedModel:
         found = self._surfaces.get(key)
         if found is None:
             found = self._surfaces[key] = self._fit(kind, grid(key[1], key[2]), alone=not key[2])
+            if len(self._surfaces) > SURFACES_KEPT:
+                del self._surfaces[next(iter(self._surfaces))]
         return found
 
     def _teach(self, kind: Kind) -> None:
         """Let other classes know what this one looks like."""
         for alone in (True, False):
-            cells = [cell for cell in self._cells[kind] if (cell[1] == 0) == alone]
+            cells = [cell for cell in self._cells.get(kind, {}) if (cell[1] == 0) == alone]
             if len(cells) >= (KNOWN_CELLS if not alone else KNOWN_CELLS // 2):
                 fitted = self.surface(kind, TIERS[0], 0 if alone else TIERS[0])
                 self._shapes.learn(kind, alone, fitted.mean)
@@ -285,10 +354,29 @@ class _Shapes:
         """A class's belief on the smallest grid."""
         self._known[alone][kind] = mean - mean.mean()
 
+    def saved(self) -> tuple[tuple[Kind, bool, bytes], ...]:
+        """All that is known."""
+        return tuple((kind, alone, shape.tobytes()) for alone in (True, False) for kind, shape in self._of(alone))
+
+    def restore(self, saved: Iterable[tuple[Kind, bool, bytes]]) -> None:
+        """Know what `saved` gave.
+
+        Raises:
+            ValueError: shapes are of another size.
+        """
+        for kind, alone, data in saved:
+            shape = np.frombuffer(data, np.float64)
+            if len(shape) != len(grid(TIERS[0], 0 if alone else TIERS[0]).base):
+                raise ValueError(f"the shape of class {kind[0]!r} has {len(shape)} speeds")
+            self._known[alone][kind] = shape
+
+    def _of(self, alone: bool) -> list[tuple[Kind, Floats]]:
+        return sorted(self._known[alone].items(), key=lambda known: known[0])
+
     def prior(self, kind: Kind, alone: bool, on: Grid) -> tuple[Floats, Floats, float]:
         """Mean, directions in which classes differ from it, and the spread around these."""
         small = grid(TIERS[0], 0 if alone else TIERS[0])
-        others = [shape for name, shape in sorted(self._known[alone].items()) if name != kind]
+        others = [shape for name, shape in self._of(alone) if name != kind]
         base = small.base - small.base.mean()
         if not others:
             return on.base, np.zeros((0, len(on.base))), SPREAD

@@ -592,9 +592,10 @@ class AttemptDriver:
 
     def _forget(self, tasks: Iterable[TaskName]) -> None:
         """Tasks that have left for good are no longer part of the attempt; their exits stay on record."""
-        for task in list(tasks):
-            if self._tasks.pop(task, None) is not None:
-                self._files.task(task).unlink(missing_ok=True)
+        gone = {task: self._tasks.pop(task).record for task in list(tasks) if task in self._tasks}
+        for task in gone:
+            self._files.task(task).unlink(missing_ok=True)
+        self._context.tasks.forget(gone.values())
 
     # --- tasks that end
 
@@ -792,6 +793,7 @@ class AttemptDriver:
             records.write(self._files.exited, event)
         except OSError as problem:
             _log.warning("cannot record how %s ended: %s", self.name, problem)
+        self._context.tasks.forget(left)
         self._post(event)
 
     def _verdict(self, result: JobReport | None) -> tuple[Reason, str]:

@@ -52,5 +52,8 @@ class TaskBackend(Protocol):
     def sweep(self, attempt: Attempt, records: Iterable[TaskRecord]) -> bool:
         """End what an attempt's ended tasks left behind; whether there may be more, so that it is to be asked again."""
 
+    def forget(self, records: Iterable[TaskRecord]) -> None:
+        """Keep nothing of these tasks: their ends are on record, and nobody will ask about them again."""
+
     def close(self) -> None:
         """Let go of the tasks: they keep running."""

@@ -33,6 +33,7 @@ from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder, TaskRecor
 from fedsched.executor.shepherded import (
     COORDINATOR_CPU_MILLI,
     COORDINATOR_MEMORY_MIB,
+    Known,
     Shepherded,
     Standing,
 )
@@ -91,6 +92,8 @@ class _Pods:
     """What the watch has told."""
 
     by_name: dict[str, _Seen] = field(default_factory=dict)
+    forgotten: dict[str, float] = field(default_factory=dict)
+    """Of forgotten tasks those that may still be there, and since when: what is told of them is not wanted."""
     listed_at: float = float("-inf")
 
 
@@ -110,8 +113,6 @@ class KubernetesTasks(Shepherded):
         self._cluster = cluster
         self._api = client.CoreV1Api(_client(options.kubeconfig, options.context))
         self._pods = _Pods()
-        self._submitted: dict[str, float] = {}
-        self._deleted: set[str] = set()
         self._closing = threading.Event()
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._watch = watch.Watch()
@@ -144,31 +145,29 @@ class KubernetesTasks(Shepherded):
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
         attempt = Attempt.at(Path(order.attempt_dir))
         try:
-            owner = self._owner(attempt)
-            pod = self._pod(order, attempt, owner, program)
-            self._submitted[pod["metadata"]["name"]] = time.monotonic()
+            pod = self._pod(order, attempt, self._owner(attempt), program)
             made = self._api.create_namespaced_pod(self._options.namespace, pod, _request_timeout=ASK_S)
-        except client.ApiException as problem:
-            kind = MachineTrouble if problem.status in (0, 429) or problem.status >= 500 else StartFailed
-            raise kind(f"{order.task} could not be started: Kubernetes refused it: {_words(problem)}") from problem
-        except urllib3.exceptions.HTTPError as problem:
-            raise MachineTrouble(
-                f"{order.task} could not be started: no answer from Kubernetes: {problem}",
-                "see whether `kubectl get nodes` answers",
-            ) from problem
+        except (client.ApiException, urllib3.exceptions.HTTPError) as problem:
+            with self._lock:
+                self._drop(self._pod_name(order, attempt))  # it may have been made nevertheless
+            raise _refusal(order, problem) from problem
         return str(made.metadata.name)
 
-    def _standing(self, record: TaskRecord) -> Standing:
-        with self._lock:
-            seen = self._pods.by_name.get(record.handle)
-            listed_at = self._pods.listed_at
-            since = self._submitted.setdefault(record.handle, time.monotonic())
+    def _says(self, handle: str, known: Known) -> Standing:
+        seen = self._pods.by_name.get(handle)
         if seen is None:
-            return Standing(ended=listed_at > since)  # a list that came since does not have it: it is gone for good
-        return _standing(seen.pod, gone=seen.gone, by_us=record.handle in self._deleted)
+            # A list that came since does not have it: it is gone for good.
+            return Standing(ended=self._pods.listed_at > known.since_s)
+        return _standing(seen.pod, gone=seen.gone, by_us=known.ended_by_us)
+
+    def _drop(self, handle: str) -> None:
+        seen = self._pods.by_name.pop(handle, None)
+        if seen is None or not seen.gone:
+            # An ended pod stays until somebody deletes it; its log is in the cluster's directory.
+            self._pods.forgotten[handle] = time.monotonic()
+            self._work.put(functools.partial(self._delete, handle, {}))
 
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
-        self._deleted |= set(handles)
         # Not 0: that would take the pod off the books while its processes still run.
         grace = {"grace_period_seconds": 1} if signum is signal.SIGKILL else {}
         for name in handles:
@@ -200,6 +199,9 @@ class KubernetesTasks(Shepherded):
 
     def _service(self, attempt: Attempt) -> str:
         return _name(f"{self._cluster}-{attempt.job_dir.name}-{attempt.number}", NAME_MAX - 28)
+
+    def _pod_name(self, order: TaskOrder, attempt: Attempt) -> str:
+        return _name(f"{self._service(attempt)}-{order.task}", NAME_MAX - 9) + f"-{order.request[:8]}"
 
     def _owner(self, attempt: Attempt) -> dict[str, Any]:
         """The attempt's headless service, which is made with its first task."""
@@ -254,7 +256,7 @@ class KubernetesTasks(Shepherded):
             ]
             container["volumeMounts"] = [{"name": "shared", "mountPath": options.mount}]
         labels = self._labels(attempt) | {f"{PREFIX}task": order.task}
-        name = _name(f"{owner['name']}-{order.task}", NAME_MAX - 9) + f"-{order.request[:8]}"
+        name = self._pod_name(order, attempt)
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -282,11 +284,13 @@ class KubernetesTasks(Shepherded):
             self._options.namespace, label_selector=f"{PREFIX}cluster={self._cluster}", _request_timeout=ASK_S
         )
         present = {pod.metadata.name: pod for pod in found.items}
+        pods = self._pods
         with self._lock:
-            for name, seen in self._pods.by_name.items():
+            pods.forgotten = {name: at for name, at in pods.forgotten.items() if name in present or at >= began}
+            for name, seen in pods.by_name.items():
                 seen.gone = seen.gone or name not in present
-            self._pods.by_name |= {name: _Seen(pod) for name, pod in present.items()}
-            self._pods.listed_at = began
+            pods.by_name |= {name: _Seen(pod) for name, pod in present.items() if name not in pods.forgotten}
+            pods.listed_at = began
         return str(found.metadata.resource_version)
 
     def _watch_from(self, version: str) -> None:
@@ -299,11 +303,17 @@ class KubernetesTasks(Shepherded):
             _request_timeout=(ASK_S, WATCH_S + ASK_S),
         )
         for event in stream:
-            pod = event["object"]
-            with self._lock:
-                self._pods.by_name[pod.metadata.name] = _Seen(pod, gone=event["type"] == "DELETED")
+            self._note(event["object"], gone=event["type"] == "DELETED")
             if self._closing.is_set():
                 return
+
+    def _note(self, pod: Any, *, gone: bool) -> None:
+        name = pod.metadata.name
+        with self._lock:
+            if name not in self._pods.forgotten:
+                self._pods.by_name[name] = _Seen(pod, gone)
+            elif gone:
+                del self._pods.forgotten[name]
 
 
 def _standing(pod: Any, *, gone: bool, by_us: bool) -> Standing:
@@ -362,6 +372,16 @@ def _name(text: str, longest: int = NAME_MAX) -> str:
         return text
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{plain[: longest - 9].strip('-')}-{digest}".lstrip("-")
+
+
+def _refusal(order: TaskOrder, problem: client.ApiException | urllib3.exceptions.HTTPError) -> StartFailed:
+    if isinstance(problem, urllib3.exceptions.HTTPError):
+        return MachineTrouble(
+            f"{order.task} could not be started: no answer from Kubernetes: {problem}",
+            "see whether `kubectl get nodes` answers",
+        )
+    kind = MachineTrouble if problem.status in (0, 429) or problem.status >= 500 else StartFailed
+    return kind(f"{order.task} could not be started: Kubernetes refused it: {_words(problem)}")
 
 
 def _words(problem: client.ApiException) -> str:

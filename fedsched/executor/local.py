@@ -89,6 +89,9 @@ class LocalTasks:
         """Kill what is left in the tasks' sessions."""
         return end_orphans([record.identity for record in records])
 
+    def forget(self, records: Iterable[TaskRecord]) -> None:
+        """Nothing is kept here: what is known is on record, and the launcher reaps what has ended."""
+
     def close(self) -> None:
         """Let the launcher go; it stays while it has tasks."""
         self._launching.close()

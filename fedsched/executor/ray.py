@@ -7,7 +7,6 @@ anew. Ray counts memory and does not enforce it, so the shepherds do. Nodes bear
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import signal
@@ -17,13 +16,14 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, assert_never
 
 from fedsched.core.job import Reason
 from fedsched.errors import StartFailed
+from fedsched.executor import ray_talk
 from fedsched.executor.launching import MachineTrouble
-from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder, TaskRecord
-from fedsched.executor.shepherded import COORDINATOR_CPU_MILLI, COORDINATOR_MEMORY_MIB, Shepherded, Standing
+from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
+from fedsched.executor.shepherded import COORDINATOR_CPU_MILLI, COORDINATOR_MEMORY_MIB, Known, Shepherded, Standing
 
 REACH_S = 60.0
 """How long a new driver may take to reach the cluster's head."""
@@ -59,11 +59,12 @@ class RayTasks(Shepherded):
         super().__init__()
         self._options = options
         self._log_file = log
-        self._news = threading.Condition()
-        self._standings: dict[str, Standing] = {}
+        self._news = threading.Condition(self._lock)
+        self._states: dict[str, ray_talk.State] = {}
         self._started: dict[str, str] = {}
-        self._ended_by_us: set[str] = set()
+        """Answers to starts that are waited for."""
         self._watched: set[str] = set()
+        """What the present driver tells of."""
         self._driver: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._closing = threading.Event()
@@ -86,50 +87,55 @@ class RayTasks(Shepherded):
         name = f"{attempt.job_dir.name}/{attempt.number}/{order.task}/{order.request[:8]}"
         is_coordinator = order.task == COORDINATOR
         cpu = COORDINATOR_CPU_MILLI if is_coordinator else order.demand.cpu_milli
-        bundle: dict[str, float] = {
-            "CPU": cpu / 1000,
-            "memory": (COORDINATOR_MEMORY_MIB if is_coordinator else order.demand.memory_mib) * MIB,
-        }
-        if order.demand.gpu_milli:
-            bundle["GPU"] = math.ceil(order.demand.gpu_milli / 1000)
+        memory = COORDINATOR_MEMORY_MIB if is_coordinator else order.demand.memory_mib
+        gpus = math.ceil(order.demand.gpu_milli / 1000)
         with self._news:
             if not self._news.wait_for(lambda: self._ready or self._closing.is_set(), REACH_S):
                 why = f"no Ray cluster at {self._options.address} has answered within {REACH_S:g} s"
                 raise MachineTrouble(f"{order.task} could not be started: {why}", f"see {self._log_file}")
             self._watched.add(name)
-            self._send({"op": "start", "name": name, "node": order.node, "bundle": bundle, "program": program})
+            self._send(ray_talk.Start(name, order.node, program, cpu / 1000, gpus, memory * MIB))
             if not self._news.wait_for(lambda: name in self._started or self._closing.is_set(), ASK_S):
+                self._send(ray_talk.Tell((name,), signal.SIGKILL))
+                self._drop(name)
                 raise MachineTrouble(
                     f"{order.task} could not be started: Ray did not take it within {ASK_S:g} s", "see `ray status`"
                 )
             problem = self._started.pop(name, "the executor was closed")
+            if problem:
+                self._drop(name)
         if problem:
             raise StartFailed(f"{order.task} could not be started: {problem}", "see `ray list nodes`")
         return name
 
-    def _standing(self, record: TaskRecord) -> Standing:
-        with self._news:
-            if record.handle not in self._watched:
-                self._watched.add(record.handle)
-                self._send({"op": "watch", "name": record.handle})
-            found = self._standings.get(record.handle, Standing())
-        if found.reason is Reason.PREEMPTED and record.handle in self._ended_by_us:
+    def _says(self, handle: str, known: Known) -> Standing:
+        if self._ready and handle not in self._watched:
+            self._watched.add(handle)
+            self._send(ray_talk.Watch(handle))
+        state = self._states.get(handle, ray_talk.State())
+        if state.reason is Reason.PREEMPTED and known.ended_by_us:
             return Standing(ended=True)
-        return found
+        waiting = "Ray has no room for it" if state.waiting else ""
+        return Standing(waiting, state.ended, state.reason, state.message)
+
+    def _drop(self, handle: str) -> None:
+        self._states.pop(handle, None)
+        if handle in self._watched:
+            self._watched.discard(handle)
+            self._send(ray_talk.Forget(handle))
 
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
-        with self._news:
-            self._ended_by_us |= set(handles)
-            self._send({"op": "tell", "names": handles, "signal": int(signum)})
+        with self._lock:
+            self._send(ray_talk.Tell(tuple(handles), signum))
 
     # --- the driver
 
-    def _send(self, message: dict[str, Any]) -> None:
-        """To the driver; one that is gone learns of it when its successor is told what is watched."""
+    def _send(self, order: ray_talk.Order) -> None:
+        """To the driver, under the lock. One that is gone misses it; its successor is asked about each task anew."""
         driver = self._driver
         if driver is not None and driver.stdin is not None and not driver.stdin.closed:
             try:
-                driver.stdin.write(json.dumps(message).encode() + b"\n")
+                driver.stdin.write(ray_talk.line(order))
                 driver.stdin.flush()
             except OSError as problem:
                 _log.warning("the process that talks to Ray does not listen: %s", problem)
@@ -160,6 +166,7 @@ class RayTasks(Shepherded):
         finally:
             with self._news:
                 self._ready, self._driver = False, None
+                self._watched.clear()
             try:
                 driver.wait(5.0)
             except subprocess.TimeoutExpired:
@@ -171,26 +178,21 @@ class RayTasks(Shepherded):
 
     def _hear(self, lines: IO[bytes]) -> None:
         for line in lines:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # Ray itself may print
-            with self._news:
-                self._take(message)
-                self._news.notify_all()
+            news = ray_talk.news_of(line)
+            if news is not None:
+                with self._news:
+                    self._take(news)
+                    self._news.notify_all()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        match message["op"]:
-            case "ready":
+    def _take(self, news: ray_talk.News) -> None:
+        match news:
+            case ray_talk.Ready():
                 self._ready = True
-                for name in sorted(self._watched):
-                    self._send({"op": "watch", "name": name})
-            case "started":
-                self._started[message["name"]] = message["problem"]
-            case "standing":
-                self._standings[message["name"]] = Standing(
-                    waiting="Ray has no room for it" if message["state"] == "waiting" else "",
-                    ended=message["state"] == "ended",
-                    reason=Reason(message["reason"]),
-                    message=message["message"],
-                )
+            case ray_talk.Started(name, problem):
+                if name in self._watched:
+                    self._started[name] = problem
+            case ray_talk.Stands(name, state):
+                if name in self._watched:
+                    self._states[name] = state
+            case _:
+                assert_never(news)

@@ -8,7 +8,6 @@ that both survive this process; another one finds them by their name.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import signal
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, assert_never
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
@@ -25,6 +24,8 @@ from ray.util import get_placement_group, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsched.core.job import Reason
+from fedsched.executor import ray_talk
+from fedsched.executor.ray_talk import State
 from fedsched.executor.shepherd import die_with
 
 LOOK_S = 0.5
@@ -43,7 +44,7 @@ class Herder:
         self._over = threading.Event()
         self._code = 0
 
-    def run(self, program: list[str]) -> int:
+    def run(self, program: tuple[str, ...]) -> int:
         """Run the shepherd to its end; its exit code."""
         self._process = subprocess.Popen(
             [sys.executable, *program], stdin=subprocess.DEVNULL, preexec_fn=die_with(os.getpid())
@@ -84,18 +85,22 @@ class Driver:
         self._where: dict[str, Any] = {}
         self._placed: set[str] = set()
         self._dying: dict[str, tuple[float, str]] = {}
-        self._said: dict[str, dict[str, str]] = {}
+        self._said: dict[str, State] = {}
 
-    def obey(self, order: dict[str, Any]) -> None:
+    def obey(self, order: ray_talk.Order) -> None:
         """Carry out an order; the answer to a start says whether Ray took it."""
-        match order["op"]:
-            case "start":
-                _say({"op": "started", "name": order["name"], "problem": self._start(order)})
-            case "watch":
-                self._watch(order["name"])
-            case "tell":
-                for name in order["names"]:
-                    self._tell(name, order["signal"])
+        match order:
+            case ray_talk.Start():
+                _say(ray_talk.Started(order.name, self._start(order)))
+            case ray_talk.Watch(name):
+                self._watch(name)
+            case ray_talk.Tell(names, signum):
+                for name in names:
+                    self._tell(name, signum)
+            case ray_talk.Forget(name):
+                self._forget(name)
+            case _:
+                assert_never(order)
 
     def look(self) -> None:
         """Say what has changed."""
@@ -103,33 +108,35 @@ class Driver:
             said = self._standing(name)
             if said != self._said.get(name):
                 self._said[name] = said
-                _say({"op": "standing", "name": name, **said})
+                _say(ray_talk.Stands(name, said))
 
-    def _start(self, order: dict[str, Any]) -> str:
-        name = order["name"]
-        where = [_selector(order["node"])] if order["node"] else None
+    def _start(self, order: ray_talk.Start) -> str:
+        name = order.name
+        where = [_selector(order.node)] if order.node else None
         if where == [None]:
-            return f"Ray has no node {order['node']}; it has {', '.join(sorted(_nodes())) or 'none'}"
+            return f"Ray has no node {order.node}; it has {', '.join(sorted(_nodes())) or 'none'}"
+        bundle: dict[str, float] = {"CPU": order.cpus, "memory": order.memory_bytes}
+        if order.gpus:
+            bundle["GPU"] = order.gpus
         group = placement_group(
-            [order["bundle"]], name=name, lifetime="detached", **({"bundle_label_selector": where} if where else {})
+            [bundle], name=name, lifetime="detached", **({"bundle_label_selector": where} if where else {})
         )
-        bundle = order["bundle"]
         actor = (
             ray.remote(Herder)
             .options(
                 name=name,
                 lifetime="detached",
                 max_concurrency=4,
-                num_cpus=bundle.get("CPU", 0),
-                num_gpus=bundle.get("GPU", 0),
-                memory=bundle.get("memory", 0),
+                num_cpus=order.cpus,
+                num_gpus=order.gpus,
+                memory=order.memory_bytes,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
             )
             .remote()
         )
         self._groups[name], self._actors[name] = group, actor
         self._where[name] = actor.where.remote()  # type: ignore[attr-defined]  # made at run time
-        self._ends[name] = actor.run.remote(order["program"])  # type: ignore[attr-defined]  # made at run time
+        self._ends[name] = actor.run.remote(order.program)  # type: ignore[attr-defined]  # made at run time
         return ""
 
     def _watch(self, name: str) -> None:
@@ -142,15 +149,15 @@ class Driver:
             with suppress(ValueError):
                 self._groups[name] = get_placement_group(name)
         except ValueError:
-            _say({"op": "standing", "name": name, "state": "ended", "reason": "", "message": ""})
+            _say(ray_talk.Stands(name, State(ended=True)))
 
-    def _standing(self, name: str) -> dict[str, str]:
+    def _standing(self, name: str) -> State:
         self._locate(name)
         if name in self._dying:
             return self._judge(name)
         done, _ = ray.wait([self._ends[name]], timeout=0)
         if not done:
-            return {"state": "running" if self._has_place(name) else "waiting", "reason": "", "message": ""}
+            return State(waiting=not self._has_place(name))
         end = self._ends.pop(name)
         actor = self._actors.pop(name, None)
         reason, message = Reason.NONE, ""
@@ -166,7 +173,7 @@ class Driver:
         except RayError as problem:
             message = _brief(problem)
         self._free(name, actor)
-        return {"state": "ended", "reason": reason.value, "message": message}
+        return State(ended=True, reason=reason, message=message)
 
     def _locate(self, name: str) -> None:
         """Note where an actor is as soon as it says so: once it is dead nobody does."""
@@ -177,7 +184,7 @@ class Driver:
             except RayError:
                 del self._where[name]
 
-    def _judge(self, name: str) -> dict[str, str]:
+    def _judge(self, name: str) -> State:
         """Whether an actor that died for no known cause went with its node."""
         since, message = self._dying[name]
         node = self._where.get(name)
@@ -186,10 +193,10 @@ class Driver:
         elif time.monotonic() - since > DYING_S:
             reason = Reason.NONE
         else:
-            return {"state": "running", "reason": "", "message": ""}
+            return State()
         del self._dying[name]
         self._free(name, None)
-        return {"state": "ended", "reason": reason.value, "message": message}
+        return State(ended=True, reason=reason, message=message)
 
     def _has_place(self, name: str) -> bool:
         group = self._groups.get(name)
@@ -205,6 +212,13 @@ class Driver:
             actor.tell.remote(signum)
         if signum == signal.SIGKILL or not self._has_place(name):
             self._free(name, actor)
+
+    def _forget(self, name: str) -> None:
+        """An end is on record already: what is left of the task gives its place back, and nothing is told of it."""
+        self._ends.pop(name, None)
+        self._dying.pop(name, None)
+        self._said.pop(name, None)
+        self._free(name, self._actors.pop(name, None))
 
     def _free(self, name: str, actor: Any) -> None:
         """Give the place back; an actor that has ended does so itself a little later."""
@@ -253,8 +267,8 @@ def _brief(problem: Exception) -> str:
     return " ".join(str(problem).split())[:200]
 
 
-def _say(message: dict[str, Any]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
+def _say(news: ray_talk.News) -> None:
+    os.write(1, ray_talk.line(news))
 
 
 def main(arguments: list[str]) -> None:
@@ -269,7 +283,7 @@ def main(arguments: list[str]) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    _say({"op": "ready"})
+    _say(ray_talk.Ready())
     driver, orders = Driver(), _Orders()
     while not orders.closed.is_set():
         for order in orders.take():
@@ -283,10 +297,10 @@ class _Orders:
     def __init__(self) -> None:
         self.closed = threading.Event()
         self._news = threading.Condition()
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[ray_talk.Order] = []
         threading.Thread(target=self._read, daemon=True).start()
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[ray_talk.Order]:
         with self._news:
             if not self._waiting:
                 self._news.wait(LOOK_S)
@@ -296,7 +310,7 @@ class _Orders:
     def _read(self) -> None:
         for line in sys.stdin:
             with self._news:
-                self._waiting.append(json.loads(line))
+                self._waiting.append(ray_talk.order_of(line))
                 self._news.notify()
         self.closed.set()
         time.sleep(LOOK_S * 4)

@@ -7,7 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedsched.core.job import Reason
@@ -35,8 +35,28 @@ class Standing:
     message: str = ""
 
 
+@dataclass(slots=True)
+class Known:
+    """What is kept of a task from its start, or the first question about it, until it is forgotten."""
+
+    since_s: float
+    """On this process' clock."""
+    died_s: float | None = None
+    """When its shepherd was found to have seen it die of a signal."""
+    told: dict[signal.Signals, float] = field(default_factory=dict)
+    """When each signal was passed on last."""
+
+    @property
+    def ended_by_us(self) -> bool:
+        """Whether it was told to end."""
+        return bool(self.told)
+
+
 class Shepherded(ABC):
-    """A back end whose tasks the cluster places; see `TaskBackend`. A subclass knows one kind of cluster."""
+    """A back end whose tasks the cluster places; see `TaskBackend`. A subclass knows one kind of cluster.
+
+    One lock guards what is known here and what a subclass keeps of the cluster's words.
+    """
 
     is_this_machine = False
     limits_memory = False
@@ -44,8 +64,8 @@ class Shepherded(ABC):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._died: dict[str, float] = {}
-        self._told: dict[tuple[str, int], float] = {}
+        self._known: dict[str, Known] = {}
+        """By the cluster's name for the task, of those that nobody has forgotten yet."""
 
     # --- what a subclass knows
 
@@ -59,8 +79,12 @@ class Shepherded(ABC):
         """
 
     @abstractmethod
-    def _standing(self, record: TaskRecord) -> Standing:
-        """What is known of the task; does not wait."""
+    def _says(self, handle: str, known: Known) -> Standing:
+        """What the cluster said last of a task. Under the lock, so it does not wait."""
+
+    @abstractmethod
+    def _drop(self, handle: str) -> None:
+        """Keep nothing of a task any more, nor of what the cluster may yet say of it. Under the lock."""
 
     @abstractmethod
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
@@ -92,11 +116,14 @@ class Shepherded(ABC):
         module = ("-m", "fedsched.executor.shepherd", "--attempt", order.attempt_dir)
         limit = ("--limit-memory",) if self.limits_memory else ()
         handle = self._submit(order, (*module, "--task", order.task, "--request", order.request, *limit))
+        with self._lock:
+            self._know(handle)
         record = TaskRecord(0, "", order.task, order.node, order.seq, order.request, offset, handle)
         try:
             records.write(attempt.task(order.task), record)
         except OSError:
-            self._tell([handle], signal.SIGKILL)
+            self.signal([record], signal.SIGKILL)
+            self.forget([record])
             raise
         return record
 
@@ -120,11 +147,14 @@ class Shepherded(ABC):
 
     def signal(self, records: Iterable[TaskRecord], signum: signal.Signals) -> None:
         """Pass the signal on, unless it was passed on a moment ago."""
-        now = time.monotonic()
+        now_s = time.monotonic()
+        handles = []
         with self._lock:
-            self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
-            handles = [record.handle for record in records if (record.handle, signum) not in self._told]
-            self._told |= {(handle, int(signum)): now for handle in handles}
+            for record in records:
+                known = self._know(record.handle)
+                if now_s - known.told.get(signum, float("-inf")) >= REPEAT_S:
+                    known.told[signum] = now_s
+                    handles.append(record.handle)
         if handles:
             self._tell(handles, signum)
 
@@ -134,9 +164,25 @@ class Shepherded(ABC):
         self.signal(left, signal.SIGKILL)
         return bool(left)
 
+    def forget(self, records: Iterable[TaskRecord]) -> None:
+        """Neither what was known here nor what the cluster said."""
+        with self._lock:
+            for record in records:
+                self._known.pop(record.handle, None)
+                self._drop(record.handle)
+
     def close(self) -> None:  # noqa: B027
         """Let go of the tasks."""
 
+    def _know(self, handle: str) -> Known:
+        return self._known.setdefault(handle, Known(time.monotonic()))
+
+    def _standing(self, record: TaskRecord) -> Standing:
+        with self._lock:
+            return self._says(record.handle, self._know(record.handle))
+
     def _may_still_say(self, record: TaskRecord) -> bool:
         with self._lock:
-            return time.monotonic() - self._died.setdefault(record.request, time.monotonic()) < VERDICT_S
+            known = self._know(record.handle)
+            known.died_s = known.died_s or time.monotonic()
+            return time.monotonic() - known.died_s < VERDICT_S

@@ -22,8 +22,8 @@ from pathlib import Path
 from fedsched.core.job import Reason
 from fedsched.errors import StartFailed
 from fedsched.executor.launching import MachineTrouble
-from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder, TaskRecord
-from fedsched.executor.shepherded import COORDINATOR_MEMORY_MIB, Shepherded, Standing
+from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
+from fedsched.executor.shepherded import COORDINATOR_MEMORY_MIB, Known, Shepherded, Standing
 
 POLL_S = 1.0
 """How often Slurm is asked while there are tasks."""
@@ -31,8 +31,6 @@ ASK_S = 20.0
 """Longest wait for an answer of a Slurm command."""
 GONE_S = 10.0
 """A job that Slurm has not listed for so long is forgotten there."""
-KEPT_S = 3600.0
-"""How long it is remembered here what Slurm said last of a job that it has forgotten."""
 NOT_NOW = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes", "Resource temporarily")
 """What commands say when the controller does not answer: no fault of the job's."""
 HELD_BACK = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
@@ -82,8 +80,6 @@ class SlurmTasks(Shepherded):
         super().__init__()
         self._options = options
         self._jobs: dict[str, _Listed] = {}
-        self._since: dict[str, float] = {}
-        self._ended_by_us: set[str] = set()
         self._orders: queue.SimpleQueue[tuple[list[str], signal.Signals] | None] = queue.SimpleQueue()
         self._listed_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
@@ -108,10 +104,7 @@ class SlurmTasks(Shepherded):
             words = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ")
             kind = MachineTrouble if any(sign in words for sign in NOT_NOW) else StartFailed
             raise kind(f"{order.task} could not be started: Slurm refused it: {words}", "see the agent's log")
-        job = answer.stdout.strip().partition(";")[0]
-        with self._lock:
-            self._since[job] = time.monotonic()
-        return job
+        return answer.stdout.strip().partition(";")[0]
 
     def _sbatch(self, order: TaskOrder) -> list[str]:
         attempt = Attempt.at(Path(order.attempt_dir))
@@ -131,15 +124,12 @@ class SlurmTasks(Shepherded):
             command += [f"--account={self._options.account}"]
         return [*command, *self._options.options]
 
-    def _standing(self, record: TaskRecord) -> Standing:
-        now = time.monotonic()
-        with self._lock:
-            since = self._since.setdefault(record.handle, now)
-            found = self._jobs.get(record.handle)
-            listed_at = self._listed_at
+    def _says(self, handle: str, known: Known) -> Standing:
+        found, listed_at = self._jobs.get(handle), self._listed_at
         if found is None:
             # Forgotten by Slurm, some minutes after it ended; but only a list that came since can tell.
-            return Standing(ended=now - since > GONE_S and listed_at > since + GONE_S / 2)
+            since_s = known.since_s
+            return Standing(ended=time.monotonic() - since_s > GONE_S and listed_at > since_s + GONE_S / 2)
         if found.state in (*HELD_BACK, *RUNNING) and listed_at - found.at > GONE_S:
             return Standing(ended=True)  # it ended, and was forgotten, while Slurm did not answer
         if found.state in HELD_BACK:
@@ -147,14 +137,15 @@ class SlurmTasks(Shepherded):
         if found.state in RUNNING:
             return Standing()
         reason, words = CAUSES.get(found.state, (Reason.NONE, ""))
-        if found.state == "CANCELLED" and record.handle in self._ended_by_us:
+        if found.state == "CANCELLED" and known.ended_by_us:
             reason = Reason.NONE
         node = f" {found.node}" if found.node and reason is Reason.NODE_LOST else ""
-        return Standing(ended=True, reason=reason, message=f"{words}{node} (Slurm job {record.handle}: {found.state})")
+        return Standing(ended=True, reason=reason, message=f"{words}{node} (Slurm job {handle}: {found.state})")
+
+    def _drop(self, handle: str) -> None:
+        self._jobs.pop(handle, None)
 
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
-        if signum is signal.SIGKILL:
-            self._ended_by_us |= set(handles)
         self._orders.put((handles, signum))
 
     # --- the thread
@@ -176,7 +167,6 @@ class SlurmTasks(Shepherded):
     def _carry_out(self, handles: list[str], signum: signal.Signals) -> None:
         # The shepherd is the batch script; it passes a SIGTERM on. What still waits for its place has none.
         if signum is signal.SIGTERM:
-            self._ended_by_us |= {handle for handle in handles if handle in self._jobs_held_back()}
             _ask(["scancel", "--quiet", "--batch", "--signal=TERM", *handles])
             _ask(["scancel", "--quiet", "--state=PENDING", *handles])
         else:
@@ -184,13 +174,9 @@ class SlurmTasks(Shepherded):
             _ask(["scancel", "--quiet", "--full", "--signal=KILL", *handles])
             _ask(["scancel", "--quiet", *handles])
 
-    def _jobs_held_back(self) -> set[str]:
-        with self._lock:
-            return {job for job, found in self._jobs.items() if found.state in HELD_BACK}
-
     def _list(self) -> None:
         with self._lock:
-            if not self._since:
+            if not self._known:
                 return
         now = time.monotonic()
         command = ["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", "--format=%A|%T|%r|%N"]
@@ -206,14 +192,8 @@ class SlurmTasks(Shepherded):
         with self._lock:
             self._listed_at = now
             for job, state, reason, node in (line[:4] for line in lines):
-                if job in self._since:  # the user may have others
+                if job in self._known:  # the user may have others
                     self._jobs[job] = _Listed(state, "" if reason == "None" else reason, node, now)
-            for job, since in list(self._since.items()):
-                found = self._jobs.get(job)
-                if now - (found.at if found is not None else since) > KEPT_S:
-                    del self._since[job]
-                    self._jobs.pop(job, None)
-                    self._ended_by_us.discard(job)
 
 
 def _ask(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:

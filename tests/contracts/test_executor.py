@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from fedsched.core.ids import JobId, TaskName
 from fedsched.core.job import Reason
 from fedsched.core.resources import Resources
 from fedsched.executor import records
+from fedsched.executor.backend import TaskBackend
 from fedsched.executor.orders import Programs
 from fedsched.executor.processes import identify
 from fedsched.executor.records import FenceRecord, TaskOrder, TaskRecord
@@ -112,6 +115,45 @@ def test_a_resize_whose_new_task_crashes_is_rolled_back(cluster: Cluster) -> Non
     assert cluster.all_of(JobExited) == []
 
 
+def test_tasks_that_have_ended_are_kept_neither_here_nor_by_the_platform(cluster: Cluster) -> None:
+    """An agent runs for months: what accumulates with each task that ever ran ends it, or the platform, one day."""
+    cluster.start(cluster.spec(), placement(1, 1))
+    cluster.wait_for(JobStarted)
+    cluster.scale(placement(2, 1))
+    cluster.wait_for(JobScaled)
+    tasks = cluster.attempt.records()
+    left = tasks.pop(TaskName("worker-1"))
+    kept = cluster.place.kept(cluster)
+    mark = cluster.mark()
+
+    cluster.scale(placement(1, 1))
+    cluster.wait_for(JobScaled, after=mark)
+    assert not mentions(cluster.tasks[-1], [left]), "a task that left a job that runs on"
+    eventually(lambda: len(cluster.place.kept(cluster)) < len(kept), "the platform does not keep it either")
+    cluster.stop(Reason.CANCELLED_BY_USER, checkpoint=False)
+    cluster.wait_for(JobExited)
+
+    assert not mentions(cluster.tasks[-1], tasks.values())
+    eventually(lambda: not cluster.place.kept(cluster) & kept, "the platform keeps none", 40.0)
+    assert not mentions(cluster.tasks[-1], [left, *tasks.values()]), "news of forgotten tasks are not kept"
+
+
+def mentions(tasks: TaskBackend, ended: Iterable[TaskRecord]) -> set[str]:
+    """Which of these tasks the back end's memory names anywhere."""
+    names = {name for record in ended for name in (record.handle, record.request) if name}
+    found, seen, left = set(), set(), [tasks.__dict__]
+    while left:
+        each: object = left.pop()
+        if isinstance(each, str):
+            found |= {each} & names
+        elif id(each) not in seen:
+            seen.add(id(each))
+            is_ours = type(each).__module__.startswith("fedsched.")
+            if is_ours or isinstance(each, dict | list | tuple | set | frozenset | deque):
+                left += gc.get_referents(each)
+    return found
+
+
 def test_a_stop_during_a_resize_ends_the_job_and_only_that_is_told(cluster: Cluster) -> None:
     """A cancel must not wait for a resize, and the scheduler must not hear of a resize of a job that is over."""
     cluster.start(cluster.spec(env=(("STAND_IN_SCALE_S", "60"),)), placement(1, 1))
@@ -145,7 +187,7 @@ def test_a_stop_while_tasks_still_join_ends_them_within_the_grace(cluster: Clust
     """A user who cancels early must not wait for the join deadline; a task that ignores SIGTERM must not matter."""
     cluster.start(cluster.spec(run("ignore-sigterm")), placement(1, 1))
     log = cluster.attempt.logs / "worker-0.log"
-    eventually(lambda: log.exists() and "cannot be asked" in log.read_text(), "the worker ignores SIGTERM")
+    eventually(lambda: log.exists() and "cannot be asked" in log.read_text(), "the worker ignores SIGTERM", cluster.place.join_s)
 
     cluster.stop(Reason.CANCELLED_BY_USER, grace_s=0.5)
     exited = cluster.wait_for(JobExited, deadline_s=10.0)
@@ -298,7 +340,7 @@ def test_a_stop_that_was_under_way_is_completed_after_a_restart(cluster: Cluster
     spec = cluster.spec(run("ignore-sigterm"))
     cluster.start(spec, placement(1, 1))
     log = cluster.attempt.logs / "worker-0.log"
-    eventually(lambda: log.exists() and "cannot be asked" in log.read_text(), "the worker ignores SIGTERM")
+    eventually(lambda: log.exists() and "cannot be asked" in log.read_text(), "the worker ignores SIGTERM", cluster.place.join_s)
     cluster.stop(Reason.CANCELLED_BY_USER, grace_s=2.0)
     eventually(lambda: cluster.attempt.stop.exists(), "the stop is under way")
     cluster.executor.close()

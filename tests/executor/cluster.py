@@ -19,12 +19,13 @@ from fedsched.core.events import Event, JobExited, ProgressReported
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import JobSpec, Placement, Range, Reason, Role, TaskPlacement, task_name
 from fedsched.core.resources import Resources
+from fedsched.executor import records
 from fedsched.executor.backend import TaskBackend
 from fedsched.executor.jobs import JobExecutor
 from fedsched.executor.local import LocalTasks, shut_down
 from fedsched.executor.orders import Programs
 from fedsched.executor.processes import is_alive
-from fedsched.executor.records import Attempt, Layout, TaskRecord
+from fedsched.executor.records import Attempt, LauncherRecord, Layout, TaskRecord
 from tests.waiting import eventually
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -68,6 +69,9 @@ class Place(Protocol):
     def lose(self, cluster: Cluster, task: str) -> None:
         """Have the node that the task runs on vanish."""
 
+    def kept(self, cluster: Cluster) -> set[str]:
+        """What the platform holds of the cluster's tasks, those that have ended included."""
+
 
 class Local:
     """This machine."""
@@ -88,6 +92,11 @@ class Local:
 
     def lose(self, cluster: Cluster, task: str) -> None:
         raise NotImplementedError
+
+    def kept(self, cluster: Cluster) -> set[str]:
+        launcher = records.read(LauncherRecord, cluster.layout.launcher)
+        children = psutil.Process(launcher.pid).children() if launcher else []
+        return {str(child.pid) for child in children}
 
 
 def told_to_run(attempt: Attempt) -> dict[str, int]:
@@ -116,6 +125,8 @@ class Cluster:
         self.term = 1
         self.seq = 0
         self.executors: list[JobExecutor] = []
+        self.tasks: list[TaskBackend] = []
+        """The back end of each."""
         self.programs = stand_in_programs()
         self.join_deadline_s = place.join_s
         self.scale_deadline_s = 20.0
@@ -129,11 +140,12 @@ class Cluster:
         return self.executors[-1]
 
     def open(self) -> JobExecutor:
+        self.tasks.append(self.place.open(self.root, self.programs))
         executor = JobExecutor(
             post=self.post,
             clock=time.time,
             root=self.root,
-            tasks=self.place.open(self.root, self.programs),
+            tasks=self.tasks[-1],
             trace_file=self.trace_file,
             join_deadline_s=self.join_deadline_s,
             scale_deadline_s=self.scale_deadline_s,

@@ -47,5 +47,9 @@ class OnKubernetes:
     def preempt(self, cluster: Cluster, task: str) -> None:
         self.kube.evict(NAMESPACE, cluster.record(task).handle)
 
+    def kept(self, cluster: Cluster) -> set[str]:
+        pods = self.kube.store.list("pods", NAMESPACE)
+        return {pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
+
     def lose(self, cluster: Cluster, task: str) -> None:
         self.kube.lose(cluster.record(task).node)

@@ -52,14 +52,17 @@ while {node["NodeName"] for node in ray.nodes() if node["Alive"]} != set(sys.arg
             *names,
         )
 
-    def run(self, code: str, namespace: str = "test", *arguments: str) -> None:
-        """As another user of the cluster would."""
+    def run(self, code: str, namespace: str = "test", *arguments: str) -> str:
+        """As another user of the cluster would; what the code prints."""
         begin = """
 import logging, ray, sys
 ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False, logging_level=logging.ERROR)
 """
         command = [sys.executable, "-c", begin + code, self.address, namespace, *arguments]
-        subprocess.run(command, timeout=120, check=True, env=os.environ | ALONE)
+        ran = subprocess.run(
+            command, timeout=120, check=True, env=os.environ | ALONE, stdout=subprocess.PIPE, text=True
+        )
+        return ran.stdout
 
     def start_node(self, node: str) -> None:
         self.daemons[node] = self._start("--address", self.address, "--num-cpus", "8", "--node-name", node)
@@ -132,6 +135,17 @@ for group in placement_group_table().values():
 
     def preempt(self, cluster: Cluster, task: str) -> None:
         self.ray.run("ray.kill(ray.get_actor(sys.argv[3]))", self.namespace, cluster.record(task).handle)
+
+    def kept(self, cluster: Cluster) -> set[str]:
+        told = self.ray.run(
+            """
+from ray.util import list_named_actors, placement_group_table
+groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+print(*list_named_actors(), *filter(None, groups), sep="\\n")
+""",
+            self.namespace,
+        )
+        return set(told.split())
 
     def lose(self, cluster: Cluster, task: str) -> None:
         self.ray.kill(cluster.record(task).node)

@@ -146,6 +146,10 @@ class OnSlurm:
             "sbatch", "-p", "urgent", "-w", node, "-c", "8", "--mem=10", "--wrap", "sleep 1", "-o", "/dev/null"
         )
 
+    def kept(self, cluster: Cluster) -> set[str]:
+        """Slurm itself forgets jobs that have ended."""
+        return set(self.slurm.ask("squeue", "-h", "-o", "%A", "--states=PENDING,RUNNING,COMPLETING").split())
+
     def lose(self, cluster: Cluster, task: str) -> None:
         """Only the daemon dies: the tasks of a node that is cut off run on, and nobody can reach them."""
         daemon = self.slurm.daemons[cluster.record(task).node]

@@ -16,6 +16,7 @@ from fedsched.executor.slurm import SlurmOptions, SlurmTasks
 from tests.waiting import eventually
 
 TASK = TaskRecord(0, "", TaskName("worker-0"), NodeName("n1"), 1, "request", 0, "7")
+OTHER = TaskRecord(0, "", TaskName("worker-1"), NodeName("n1"), 2, "another", 0, "9")
 
 
 @pytest.fixture
@@ -49,15 +50,28 @@ def test_a_task_that_slurm_forgot_while_nobody_could_ask_has_ended(tasks: SlurmT
     eventually(lambda: tasks._standing(TASK).ended, "it counts as ended")
 
 
-def test_what_slurm_has_forgotten_is_forgotten_here_too(
-    tasks: SlurmTasks, listed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An agent that runs for months must not keep every task that ever ran, nor ask Slurm when none is left."""
-    monkeypatch.setattr(slurm, "KEPT_S", 2.0)
+def test_what_slurm_lists_of_others_and_of_forgotten_tasks_is_not_kept(tasks: SlurmTasks) -> None:
+    """An agent that runs for months must not keep every task that ever ran."""
     tasks._standing(TASK)
     eventually(lambda: "7" in tasks._jobs, "it is listed")
     assert "8" not in tasks._jobs, "a job of the same user that is none of ours"
+    listed_at = tasks._listed_at
 
-    listed.write_text("")
+    tasks.forget([TASK])
+    tasks._standing(OTHER)  # so that Slurm is asked again
 
-    eventually(lambda: not tasks._jobs and not tasks._since, "nothing is left of it")
+    eventually(lambda: tasks._listed_at > listed_at, "Slurm lists it still")
+    assert "7" not in tasks._jobs
+
+
+def test_slurm_is_not_asked_when_no_task_is_left(tasks: SlurmTasks) -> None:
+    """Its controller answers everybody's questions, one after the other."""
+    tasks._standing(TASK)
+    eventually(lambda: "7" in tasks._jobs, "it is listed")
+    tasks.forget([TASK])
+    tasks._list()  # one may be under way
+    listed_at = tasks._listed_at
+
+    tasks._list()
+
+    assert tasks._listed_at == listed_at

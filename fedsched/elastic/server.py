@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,17 @@ class _Step:
     reply: pb.Stepped | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Where a worker's gradients are."""
+
+    handle: str
+    """What led to the worker's own memory; empty for a buffer here, which it sends them to."""
+    arena: Arena | None
+    problem: str = ""
+    """Why they cannot be reached, where they cannot."""
+
+
 class ParameterServer:
     """Holds the blocks that the active plan gives it.
 
@@ -71,8 +82,8 @@ class ParameterServer:
         self._given: set[int] = set()
         """Plans for which this server has given its moving blocks away."""
         self._incoming: dict[int, list[pb.Handover]] = {}
-        self._gradients: dict[str, tuple[str, Arena]] = {}
-        """Of each worker: where its gradients are, and the handle that led there."""
+        self._gradients: dict[str, _Gradients] = {}
+        """Of each worker."""
         self._steps: dict[int, _Step] = {}
         self._alone: dict[str, tuple[int, _Step]] = {}
         """Of each asynchronous worker: its newest step."""
@@ -105,7 +116,7 @@ class ParameterServer:
         pieces, chunks = parts(request_iterator)
         with self._changed:
             self._await(context, lambda: self._arena is not None)
-            arena = self._gradients_buffer(pieces.gradients_of) if pieces.gradients_of else self._arena
+            arena = self._sent_gradients(pieces.gradients_of) if pieces.gradients_of else self._arena
         assert arena is not None
         arena.write(pieces, chunks)
         return pb.Done()
@@ -228,25 +239,36 @@ class ParameterServer:
         assert self._shard is not None
         chief = pushes[0]
         here = self._shard.blocks
-        theirs = self._gradients_buffer(chief.worker)
-        self._shard.set_buffers({index: theirs.value(index) for index in chief.buffers if index in here})
+        self._shard.set_buffers(self._values_of(chief.worker, chief.buffers, here))
         if not skipped:
             gradients = [self._gradients_of(push, here) for push in pushes]
             self._shard.apply(gradients, tuple(json.loads(chief.hyperparameters)))
 
     def _gradients_of(self, push: pb.Push, here: frozenset[int]) -> Gradients:
         assert self._model is not None
-        buffer = self._gradients_buffer(push.worker)
-        dense = {index: buffer.value(index) for index in push.gradients if index in here}
+        dense = self._values_of(push.worker, push.gradients, here)
         sparse = sparse_of(push.sparse, self._model)
         return dense | {index: gradient for index, gradient in sparse.items() if index in here}
 
-    def _gradients_buffer(self, worker: str) -> Arena:
-        """The worker's own on this machine, else one for what it sends."""
+    def _values_of(self, worker: str, indexes: Iterable[int], here: frozenset[int]) -> dict[int, torch.Tensor]:
+        """What the worker has written for some of the blocks that are here. To make up what is missing would train
+        the model wrongly and tell nobody."""
+        wanted = [index for index in indexes if index in here]
+        if not wanted:
+            return {}
+        found = self._gradients.get(worker, _Gradients("", None, "it has sent none"))
+        if found.arena is None:
+            raise LookupError(f"the gradients of {worker} cannot be reached: {found.problem}")
+        return {index: found.arena.value(index) for index in wanted}
+
+    def _sent_gradients(self, worker: str) -> Arena:
+        """The buffer for what a worker sends."""
         assert self._model is not None
-        if worker not in self._gradients:
-            self._gradients[worker] = ("", Arena.of_gradients(self._model))
-        return self._gradients[worker][1]
+        arena = self._gradients[worker].arena if worker in self._gradients else None
+        if arena is None:
+            arena = Arena.of_gradients(self._model)
+            self._gradients[worker] = _Gradients("", arena)
+        return arena
 
     def _write_shard(self, step: int) -> None:
         assert self._shard is not None
@@ -316,25 +338,29 @@ class ParameterServer:
             self._changed.notify_all()
 
     def _unattached(self) -> dict[str, str]:
-        """Workers of this machine whose gradients are not within reach yet."""
-        plan = self._plans[max(self._plans)]
-        return {
-            worker: handle
-            for worker, handle in zip(plan.workers, plan.gradients, strict=True)
-            if self._parameters and handle and self._gradients.get(worker, ("", None))[0] != handle
-        }
+        """Workers of this machine, of every plan that is known, whose gradients are not within reach yet.
+
+        A plan may be known before the one that comes first has begun: both must find their workers' gradients.
+        """
+        handles: dict[str, str] = {}
+        for number in sorted(self._plans) if self._parameters else ():
+            plan = self._plans[number]
+            told = zip(plan.workers, plan.gradients, strict=True)
+            handles |= {worker: handle for worker, handle in told if handle}
+        known = {worker: kept.handle for worker, kept in self._gradients.items()}
+        return {worker: handle for worker, handle in handles.items() if known.get(worker) != handle}
 
     def _attach(self, handles: Mapping[str, str]) -> None:
         assert self._model is not None
         for worker, handle in handles.items():
             try:
-                arena = Arena.of_gradients(self._model, handle)
-            except OSError:
-                # It has ended. The coordinator will say what follows from that.
-                arena = Arena.of_gradients(self._model)
+                found = _Gradients(handle, Arena.of_gradients(self._model, handle))
+            except OSError as problem:
+                # Mostly it has ended. The coordinator will say what follows from that.
+                found = _Gradients(handle, None, str(problem))
             with self._changed:
                 # A later process of the name comes only after the steps of this one are over.
-                self._gradients[worker] = (handle, arena)
+                self._gradients[worker] = found
 
     def _start(self) -> None:
         """The first plan: blocks come from the checkpoint or from the chief."""
@@ -396,7 +422,8 @@ class ParameterServer:
                 self._shard.add(unpack(self._shard.arena, given), tuple(json.loads(given.hyperparameters)))
             self._active, self._version = plan, plan.from_step
             self._plans = {number: known for number, known in self._plans.items() if number >= plan.number}
-            self._gradients = {name: kept for name, kept in self._gradients.items() if name in plan.workers}
+            workers = {worker for known in self._plans.values() for worker in known.workers}
+            self._gradients = {name: kept for name, kept in self._gradients.items() if name in workers}
             self._changed.notify_all()
         self._report(lambda report: setattr(report, "holds", plan.number))
 

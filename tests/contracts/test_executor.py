@@ -161,7 +161,7 @@ def test_a_stop_during_a_resize_ends_the_job_and_only_that_is_told(cluster: Clus
     cluster.programs = stand_in_programs()
 
     cluster.scale(placement(2, 1))
-    eventually(lambda: "worker-1" in cluster.alive(), "the resize has begun")
+    eventually(lambda: "worker-1" in cluster.alive(), "the resize has begun", cluster.place.join_s)
     cluster.stop(Reason.CANCELLED_BY_USER, checkpoint=False)
     exited = cluster.wait_for(JobExited)
 
@@ -187,7 +187,11 @@ def test_a_stop_while_tasks_still_join_ends_them_within_the_grace(cluster: Clust
     """A user who cancels early must not wait for the join deadline; a task that ignores SIGTERM must not matter."""
     cluster.start(cluster.spec(run("ignore-sigterm")), placement(1, 1))
     log = cluster.attempt.logs / "worker-0.log"
-    eventually(lambda: log.exists() and "cannot be asked" in log.read_text(), "the worker ignores SIGTERM", cluster.place.join_s)
+    eventually(
+        lambda: log.exists() and "cannot be asked" in log.read_text(),
+        "the worker ignores SIGTERM",
+        cluster.place.join_s,
+    )
 
     cluster.stop(Reason.CANCELLED_BY_USER, grace_s=0.5)
     exited = cluster.wait_for(JobExited, deadline_s=10.0)
@@ -340,7 +344,11 @@ def test_a_stop_that_was_under_way_is_completed_after_a_restart(cluster: Cluster
     spec = cluster.spec(run("ignore-sigterm"))
     cluster.start(spec, placement(1, 1))
     log = cluster.attempt.logs / "worker-0.log"
-    eventually(lambda: log.exists() and "cannot be asked" in log.read_text(), "the worker ignores SIGTERM", cluster.place.join_s)
+    eventually(
+        lambda: log.exists() and "cannot be asked" in log.read_text(),
+        "the worker ignores SIGTERM",
+        cluster.place.join_s,
+    )
     cluster.stop(Reason.CANCELLED_BY_USER, grace_s=2.0)
     eventually(lambda: cluster.attempt.stop.exists(), "the stop is under way")
     cluster.executor.close()
@@ -357,7 +365,7 @@ def test_a_start_that_was_under_way_is_completed_after_a_restart(cluster: Cluste
     """A job whose first tasks run already is completed, not thrown away."""
     spec = cluster.spec()
     cluster.start(spec, placement(1, 1))
-    eventually(lambda: cluster.attempt.coordinator.exists(), "the coordinator runs")
+    eventually(lambda: cluster.attempt.coordinator.exists(), "the coordinator runs", cluster.place.join_s)
     cluster.executor.close()
 
     cluster.open()
@@ -376,7 +384,7 @@ def test_a_resize_that_was_under_way_is_resolved_after_a_restart(cluster: Cluste
     cluster.start(spec, placement(1, 1))
     cluster.wait_for(JobStarted)
     cluster.scale(placement(2, 1))
-    eventually(lambda: "worker-1" in cluster.alive(), "the resize is under way")
+    eventually(lambda: "worker-1" in cluster.alive(), "the resize is under way", cluster.place.join_s)
     cluster.executor.close()
 
     cluster.open()
@@ -414,13 +422,15 @@ def test_the_next_attempt_waits_until_the_tasks_of_the_one_before_are_gone(clust
     spec = cluster.spec(run("ignore-sigterm"))
     cluster.start(spec, placement(1, 1))
     log = cluster.attempt.logs / "worker-0.log"
-    eventually(lambda: log.exists() and "cannot be asked" in log.read_text(), "the first attempt runs")
+    eventually(
+        lambda: log.exists() and "cannot be asked" in log.read_text(), "the first attempt runs", cluster.place.join_s
+    )
     cluster.stop(grace_s=1.0)
     cluster.start(spec, placement(1, 1), attempt=2)
 
     cluster.wait_for(JobExited)
     assert cluster.alive() == set()
-    eventually(lambda: "worker-0" in cluster.alive(attempt=2), "the second attempt runs")
+    eventually(lambda: "worker-0" in cluster.alive(attempt=2), "the second attempt runs", cluster.place.join_s)
     assert next(path.parent.parent.name for path in cluster.executor.log_files(JOB)) == "attempt-1"
     assert [path.name for path in cluster.executor.log_files(JOB)][:3] == [
         "coordinator.log",

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ from typing import Any
 import typer
 
 from fedsched.cli.federated import show_federations
+from fedsched.cli.lessons import give_lessons, plain_lessons, show_by_cluster, show_lessons
 from fedsched.cli.output import span, table
 from fedsched.cli.sim import Plan
 from fedsched.errors import Failed, InvalidInput
 from fedsched.files import refuse_clashes, write_all
 from fedsched.sim import running
-from fedsched.sim.comparing import Difference, Interval, Summary, differences, summarise
+from fedsched.sim.comparing import Arm, Difference, Interval, Summary, differences, summarise
+from fedsched.sim.lessons import Taught
 from fedsched.sim.results import RunResult, write_csv, write_parquet
-from fedsched.sim.running import Request
+from fedsched.sim.running import Request, lost
 from fedsched.sim.swarm import judge_seed, lost_verdict
 from fedsched.sim.sweep import Engine, sweep
 from fedsched.sim.workers import INTERRUPTED, over_cores
@@ -96,25 +98,44 @@ def carry_out(
         raise InvalidInput("--workers counts this machine's processes, and --engine ray uses none", "leave one out")
     files.refuse_bad_places([source for plan in plans for source in plan.sources])
     jobs = {plan.name: _tell_load(plan) for plan in plans}
-    requests = [
-        Request(plan.name, plan.experiment, label, seed, jobs[plan.name], check)
-        for plan in plans
-        for label in plan.policies
-        for seed in plan.seeds
-    ]
-    with _progress(len(requests)) as told:
-        runs = sweep(requests, engine=Engine(engine), workers=workers, told=told)
+    taught = give_lessons(plans, _progress, engine=Engine(engine), workers=workers)
+    tasks = [task for plan in plans for task in _tasks(plan, taught, jobs[plan.name], check=check)]
+    with _progress(len(tasks), "runs") as told:
+        wanted = [request for request, problem in tasks if not problem]
+        made = iter(sweep(wanted, engine=Engine(engine), workers=workers, told=told))
+    runs = tuple(lost(request, problem) if problem else next(made) for request, problem in tasks)
     try:
         files.write(runs)
     finally:  # a full disk must not cost what took an hour
         compared = differences(runs) if paired else ()
         if as_json:
-            print(json.dumps(_plain(runs, compared, paired=paired), indent=2))
+            plain = _plain(runs, compared, paired=paired)
+            if taught:
+                plain["training"] = plain_lessons(plans, taught)
+            print(json.dumps(plain, indent=2))
         else:
-            _show(summarise(runs), with_names=len(plans) > 1)
+            summaries = summarise(runs)
+            _show(summaries, with_names=len(plans) > 1)
             show_federations(runs)
+            show_lessons(plans, taught)
+            show_by_cluster(plans, summaries)
             _show_differences(compared)
     _refuse_partial(plans, runs, check=check)
+
+
+def _tasks(plan: Plan, taught: Sequence[Taught], jobs: int, *, check: bool) -> Iterator[tuple[Request, str]]:
+    """The runs to be made, each with why it cannot be; empty if it can."""
+    for label in plan.policies:
+        trainings = [one for one in taught if one.arm == Arm(plan.name, label)]
+        attempts: list[Taught | None] = [*trainings] or [None]
+        for training in attempts:
+            for seed in plan.seeds:
+                request = Request(plan.name, plan.experiment, label, seed, jobs, check)
+                if training is None:
+                    yield request, ""
+                    continue
+                problem = f"it was not taught, training {training.seed}: {training.problem}" if training.problem else ""
+                yield replace(request, training_seed=training.seed, taught=training.weights), problem
 
 
 def swarm_out(seeds: range, *, workers: int | None) -> None:
@@ -123,7 +144,7 @@ def swarm_out(seeds: range, *, workers: int | None) -> None:
     Raises:
         Failed: any was.
     """
-    with _progress(len(seeds)) as told:
+    with _progress(len(seeds), "worlds") as told:
         verdicts = over_cores(judge_seed, seeds, lost_verdict, workers=workers, told=told)
     broken = [verdict for verdict in verdicts if verdict.problem]
     steps = sum(verdict.steps for verdict in verdicts)
@@ -161,10 +182,10 @@ def _tell_load(plan: Plan) -> int:
 
 
 @contextmanager
-def _progress(runs: int) -> Iterator[Callable[[float], None]]:
+def _progress(count: int, what: str) -> Iterator[Callable[[float], None]]:
     """A bar for people who wait; a line now and then where the output goes to a file."""
     if not sys.stderr.isatty():
-        yield _Lines(runs).tell
+        yield _Lines(count, what).tell
         return
     from rich.console import Console
     from rich.progress import (
@@ -176,28 +197,29 @@ def _progress(runs: int) -> Iterator[Callable[[float], None]]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("runs"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("runs", total=runs)
+        task = bar.add_task(what, total=count)
         yield lambda done: bar.update(task, completed=done)
 
 
 class _Lines:
     """Progress for those who read it later."""
 
-    def __init__(self, runs: int) -> None:
-        self._runs = runs
+    def __init__(self, count: int, what: str) -> None:
+        self._count = count
+        self._what = what
         self._begun_s = self._told_s = time.monotonic()
 
     def tell(self, done: float) -> None:
-        """So many runs are done, fractions included."""
+        """So many are done, fractions included."""
         now_s = time.monotonic()
-        if now_s - self._told_s < TOLD_EVERY_S or done >= self._runs:
+        if now_s - self._told_s < TOLD_EVERY_S or done >= self._count:
             return
         self._told_s = now_s
         gone_s = now_s - self._begun_s
-        left = f", about {span(gone_s * (self._runs - done) / done)} to go" if done else ""
-        typer.echo(f"{done:.4g} of {self._runs} runs are done after {span(gone_s)}{left}", err=True)
+        left = f", about {span(gone_s * (self._count - done) / done)} to go" if done else ""
+        typer.echo(f"{done:.4g} of {self._count} {self._what} are done after {span(gone_s)}{left}", err=True)
 
 
 # --- What is shown -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,36 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, half)
 
 
+def crossed(values: Mapping[tuple[int | None, int], float]) -> Interval:
+    """The mean over trainings and workloads where every training ran every workload, and its interval.
+
+    Both are drawn by chance, so the variance of the mean has a part of each: that of the trainings' means and that of
+    the workloads' means, with Satterthwaite's degrees of freedom. What is left over counts in both, so the interval is
+    a little too wide rather than too narrow. With one training it is the interval over the workloads alone.
+
+    Args:
+        values: by training and workload.
+    """
+    parts = []
+    for index in range(2):
+        groups: dict[int | None, list[float]] = {}
+        for key, value in values.items():
+            groups.setdefault(key[index], []).append(value)
+        means = [_mean(group) for group in groups.values()]
+        if len(means) > 1:
+            middle = _mean(means)
+            variance = sum((mean - middle) ** 2 for mean in means) / (len(means) - 1) / len(means)
+            parts.append((variance, len(means) - 1))
+    mean = _mean(list(values.values()))
+    spread = sum(variance for variance, _ in parts)
+    if not parts or not spread:
+        return Interval(mean, 0.0 if parts else None)
+    from scipy import stats
+
+    freedom = spread**2 / sum(variance**2 / degrees for variance, degrees in parts)
+    return Interval(mean, float(stats.t.interval(CONFIDENCE, freedom)[1]) * math.sqrt(spread))
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """What is compared: a policy in an experiment."""
@@ -51,12 +81,24 @@ class Arm:
     policy: str
 
 
+Clusters = tuple[tuple[str, Interval], ...]
+"""A figure by cluster."""
+
+
+def _plain_clusters(clusters: Clusters) -> dict[str, Any]:
+    told = {name: {"avg_jct_s": figure.mean, "ci95_s": figure.half} for name, figure in clusters}
+    return {"clusters": told} if told else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One arm over all seeds."""
 
     arm: Arm
     seeds: int
+    """Workloads."""
+    trainings: int
+    """Each of which ran every workload; 0 where nobody was taught before."""
     jct_s: Interval | None
     """Of the runs' mean job completion times; None if any run is partial: a mean over the others would flatter."""
     jct_slots: float | None
@@ -72,6 +114,8 @@ class Summary:
     """Jobs, of all runs, that did not come to an end."""
     partial: int
     """Runs that did not come to their end."""
+    clusters: Clusters = ()
+    """Mean job completion times by cluster, in seconds; empty where there is one, or a run is partial."""
 
     def plain(self) -> dict[str, Any]:
         """As data."""
@@ -79,6 +123,7 @@ class Summary:
             "experiment": self.arm.experiment,
             "policy": self.arm.policy,
             "seeds": self.seeds,
+            "trainings": self.trainings,
             "avg_jct_s": self.jct_s and self.jct_s.mean,
             "ci95_s": self.jct_s and self.jct_s.half,
             "ci95_low_s": self.jct_s and self.jct_s.low,
@@ -90,6 +135,7 @@ class Summary:
             "fallbacks": self.fallbacks,
             "unfinished": self.unfinished,
             "partial": self.partial > 0,
+            **_plain_clusters(self.clusters),
         }
 
 
@@ -108,13 +154,14 @@ def summarise(runs: Sequence[RunResult]) -> tuple[Summary, ...]:
 
 def _summary(arm: Arm, runs: Sequence[RunResult]) -> Summary:
     partial = sum(bool(run.partial) for run in runs)
-    jcts_s = [] if partial else [run.avg_jct_s for run in runs if run.avg_jct_s is not None]
+    jcts_s = {} if partial else _jcts_s(runs)
     whole = bool(jcts_s) and len(jcts_s) == len(runs)
     slots = [run.avg_jct_slots for run in runs if run.avg_jct_slots is not None]
     return Summary(
         arm=arm,
-        seeds=len(runs),
-        jct_s=interval(jcts_s) if whole else None,
+        seeds=len({run.seed for run in runs}),
+        trainings=len({run.training_seed for run in runs} - {None}),
+        jct_s=crossed(jcts_s) if whole else None,
         jct_slots=_mean(slots) if whole else None,
         makespan_s=_mean([run.makespan_s for run in runs]) if whole else None,
         resizes=_mean([int(run.jobs.resizes.sum()) for run in runs]),
@@ -122,6 +169,7 @@ def _summary(arm: Arm, runs: Sequence[RunResult]) -> Summary:
         fallbacks=sum(run.fallbacks for run in runs),
         unfinished=sum(run.unfinished for run in runs),
         partial=partial,
+        clusters=tuple((name, crossed(values)) for name, values in _by_cluster(runs).items()) if whole else (),
     )
 
 
@@ -139,7 +187,9 @@ class Difference:
     ratio: float
     """Of the mean JCTs over these seeds."""
     seeds: int
-    """Those that both arms completed."""
+    """Workloads that both arms completed."""
+    clusters: Clusters = ()
+    """The same difference by cluster; empty where there is one."""
 
     @property
     def certain(self) -> bool:
@@ -161,26 +211,67 @@ class Difference:
             "ci95_high_s": self.jct_s.high,
             "ratio": self.ratio,
             "certain": self.certain,
+            **_plain_clusters(self.clusters),
         }
 
 
 def differences(runs: Sequence[RunResult]) -> tuple[Difference, ...]:
     """Every arm against the first one; arms that share no completed seed with it are left out."""
     found = arms(runs)
-    jcts_s: dict[Arm, dict[int, float]] = {arm: {} for arm in found}
-    for run in runs:
-        if not run.partial and run.avg_jct_s is not None:
-            jcts_s[Arm(run.experiment, run.policy)][run.seed] = run.avg_jct_s
-    made = (_difference(arm, found[0], jcts_s[arm], jcts_s[found[0]]) for arm in found[1:])
+    whole = {arm: [run for run in runs if Arm(run.experiment, run.policy) == arm and not run.partial] for arm in found}
+    made = (_difference(arm, found[0], whole[arm], whole[found[0]]) for arm in found[1:])
     return tuple(difference for difference in made if difference is not None)
 
 
-def _difference(arm: Arm, baseline: Arm, ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
-    seeds = sorted(set(ours) & set(theirs))
-    if not seeds:
+_Jcts = dict[tuple[int | None, int], float]
+"""Mean JCT in seconds by training and workload; the training is None where nobody was taught before."""
+
+
+def _jcts_s(runs: Sequence[RunResult]) -> _Jcts:
+    return {(run.training_seed, run.seed): run.avg_jct_s for run in runs if run.avg_jct_s is not None}
+
+
+def _by_cluster(runs: Sequence[RunResult]) -> dict[str, _Jcts]:
+    """The same for every cluster, where there are several; clusters that had no job in some run are left out."""
+    names = sorted({series.cluster for run in runs for series in run.series})
+    found: dict[str, _Jcts] = {}
+    for name in names if len(names) > 1 else ():
+        jcts_s = {(run.training_seed, run.seed): run.avg_jct_of_s(name) for run in runs}
+        known = {key: jct_s for key, jct_s in jcts_s.items() if jct_s is not None}
+        if len(known) == len(jcts_s):
+            found[name] = known
+    return found
+
+
+def _difference(arm: Arm, baseline: Arm, ours: Sequence[RunResult], theirs: Sequence[RunResult]) -> Difference | None:
+    pairs = _paired(_jcts_s(ours), _jcts_s(theirs))
+    if not pairs:
         return None
-    ratio = _mean([ours[seed] for seed in seeds]) / _mean([theirs[seed] for seed in seeds])
-    return Difference(arm, baseline, interval([ours[seed] - theirs[seed] for seed in seeds]), ratio, len(seeds))
+    ratio = _mean([jct_s for jct_s, _ in pairs.values()]) / _mean([reference_s for _, reference_s in pairs.values()])
+    reference = _by_cluster(theirs)
+    clusters = tuple(
+        (name, crossed(_gaps(_paired(jcts_s, reference[name]))))
+        for name, jcts_s in _by_cluster(ours).items()
+        if name in reference
+    )
+    return Difference(arm, baseline, crossed(_gaps(pairs)), ratio, len({seed for _, seed in pairs}), clusters)
+
+
+_Pairs = dict[tuple[int | None, int], tuple[float, float]]
+
+
+def _paired(ours: _Jcts, theirs: _Jcts) -> _Pairs:
+    """Workload by workload; training by training too where both arms were taught, else each with what there is."""
+    return {
+        (training or other, seed): (jct_s, reference_s)
+        for (training, seed), jct_s in ours.items()
+        for (other, the_same), reference_s in theirs.items()
+        if seed == the_same and (training == other or None in (training, other))
+    }
+
+
+def _gaps(pairs: _Pairs) -> _Jcts:
+    return {key: jct_s - reference_s for key, (jct_s, reference_s) in pairs.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -39,6 +39,7 @@ from fedsched.sim.speeds.costs import CostsConfig
 from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
 from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.shaping import ElasticSpeed, RigidSpeed
+from fedsched.sim.training_config import TrainingConfig
 from fedsched.sim.workload import Mix, WorkloadConfig
 
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
@@ -209,6 +210,8 @@ class ExperimentConfig(Tree):
 
     federation: FederationSectionConfig | None = None
     """How clusters with a learned policy learn together while they run; without it weights stay as they are."""
+    training: TrainingConfig | None = None
+    """Which policies are taught before they run, then to decide with what they learnt and learn no more."""
 
     _folders: dict[str, Path] = PrivateAttr(default_factory=dict)
     """Where relative paths start from, by field."""
@@ -322,6 +325,23 @@ class ExperimentConfig(Tree):
             unknown = [name for name in given if name not in known]
             if unknown:
                 raise ValueError(f"federation.{what} names {', '.join(unknown)}; known are {', '.join(known)}")
+        return self
+
+    @model_validator(mode="after")
+    def _training_fits(self) -> ExperimentConfig:
+        if self.training is None:
+            return self
+        unknown = [label for label in self.training.policies if label not in self.policies]
+        if unknown:
+            raise ValueError(f"training.policies names {', '.join(unknown)}; policies are {', '.join(self.policies)}")
+        if len(self.clusters) > 1 and self.federation is None:
+            raise ValueError(
+                f"training is about {len(self.clusters)} clusters, which are taught together; "
+                "a section `federation` was expected"
+            )
+        together = [label for label, lesson in self.training.policies.items() if lesson.together is not None]
+        if together and self.federation is None:
+            raise ValueError(f"training.policies.{together[0]}.together is given, and there is no section `federation`")
         return self
 
     @model_validator(mode="after")

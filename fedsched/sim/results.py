@@ -183,6 +183,8 @@ class RunResult:
     """Why the run did not come to its end; empty where it did. What had happened until then is kept."""
     federations: tuple[FederationResult, ...] = ()
     """Who learnt together while it ran."""
+    training_seed: int | None = None
+    """Of the training that the policy's weights came out of; None where none was made for this comparison."""
 
     @property
     def unfinished(self) -> int:
@@ -227,6 +229,12 @@ class RunResult:
         mean = float(offered[offered > 0].mean()) if offered.any() else 0.0
         return float(used_s.sum()) / (mean * span_s) if mean else 0.0
 
+    def avg_jct_of_s(self, cluster: str) -> float | None:
+        """Mean over the jobs that succeeded in one cluster; None where none did."""
+        there = np.array([name == cluster for name in self.jobs.cluster], dtype=np.bool_)
+        times_s = self.jobs.jct_s[self.jobs.succeeded & there]
+        return float(times_s.mean()) if len(times_s) else None
+
     def _of_jcts(self, figure: Any) -> float | None:
         times_s = self.jobs.jct_s[self.jobs.succeeded]
         return float(figure(times_s)) if len(times_s) else None
@@ -238,6 +246,7 @@ class RunResult:
             "experiment": self.experiment,
             "policy": self.policy,
             "seed": self.seed,
+            **({} if self.training_seed is None else {"training_seed": self.training_seed}),
             "clock": self.clock,
             "slot_length_s": self.slot_length_s,
             "jobs": len(self.jobs),
@@ -625,6 +634,7 @@ COLUMNS = (
     "job_id",
     "policy",
     "seed",
+    "training_seed",
     "cluster",
     "phase",
     "submit_s",
@@ -651,6 +661,7 @@ def _columns(run: RunResult) -> dict[str, Sequence[Any]]:
         "job_id": jobs.job_id,
         "policy": [run.policy] * count,
         "seed": [run.seed] * count,
+        "training_seed": [run.training_seed] * count,
         "cluster": jobs.cluster,
         "phase": [PHASES[code].value for code in jobs.phase.tolist()],
         "submit_s": jobs.submit_s.tolist(),
@@ -695,7 +706,7 @@ def write_parquet(path: Path, runs: Sequence[RunResult]) -> None:
         raise InvalidInput(missing, "pip install 'fedsched[sim]'") from problem
     kinds = {
         **dict.fromkeys(COLUMNS, pa.float64()),
-        **dict.fromkeys(("seed", "resizes", "preemptions", "attempts"), pa.int64()),
+        **dict.fromkeys(("seed", "training_seed", "resizes", "preemptions", "attempts"), pa.int64()),
         **dict.fromkeys(("job_id", "policy", "cluster", "phase"), pa.string()),
     }
     figures = [{name: value for name, value in run.plain().items() if name != "cpu_s"} for run in runs]

@@ -22,6 +22,7 @@ from fedsched.core.resources import Resources, total
 from fedsched.core.routing import fits
 from fedsched.errors import FedschedError
 from fedsched.learn.learner import ClusterLearner
+from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.reference import Informed
 from fedsched.policy.registry import heuristic, make
 from fedsched.runtime.loop import Observer
@@ -61,6 +62,10 @@ class Request:
     """How many to expect, to tell the progress by; 0 where that is not known."""
     check: bool = False
     """Look at all of the scheduler's invariants after every event, and have the judges watch."""
+    training_seed: int | None = None
+    """Of the training that `taught` came out of."""
+    taught: Mapping[ClusterName, Checkpoint] | None = None
+    """Weights that the policy was taught beforehand; None where it was not."""
 
 
 class Pupil(Protocol):
@@ -166,6 +171,7 @@ def lost(request: Request, why: str) -> RunResult:
         fallbacks=0,
         digest="",
         partial=why,
+        training_seed=request.training_seed,
     )
 
 
@@ -195,7 +201,7 @@ def build(
     """
     experiment, seed = request.experiment, request.seed
     speeds, truth, rules = experiment.speed_model(seed), _Truth(), experiment.rules()
-    teachers = teachers or _federation_of(request)
+    teachers = teachers or _teachers_of(request)
     setups = []
     for index, cluster in enumerate(experiment.clusters):
         config = experiment.policies[cluster.policy or request.policy]
@@ -231,8 +237,12 @@ def build(
     return world
 
 
-def _federation_of(request: Request) -> Teachers | None:
-    """Who learns together in this run, if anybody does."""
+def _teachers_of(request: Request) -> Teachers | None:
+    """Who learns together in this run, if anybody does; what has been taught before learns no more."""
+    if request.taught is not None:
+        from fedsched.sim.teaching import Still  # loads torch, which takes a second
+
+        return Still(request.policy, request.experiment.policies[request.policy], request.taught)
     if request.experiment.federation is None:
         return None
     from fedsched.sim.federating import Forming  # loads torch, which takes a second

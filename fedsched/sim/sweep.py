@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 from fedsched.sim.on_ray import over_ray
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import Request, lost, perform
-from fedsched.sim.workers import Told, over_cores
+from fedsched.sim.workers import Lost, Make, Told, over_cores
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Engine(StrEnum):
@@ -37,6 +41,23 @@ def sweep(
         InvalidInput: Ray is asked for and not installed.
         Unreachable: there is no Ray cluster.
     """
+    return make_all(perform, requests, lost, engine=engine, workers=workers, told=told)
+
+
+def make_all(
+    make: Make[T, R],
+    tasks: Sequence[T],
+    lost: Lost[T, R],
+    *,
+    engine: Engine,
+    workers: int | None,
+    told: Told,
+) -> tuple[R, ...]:
+    """Make one thing of each task, as `sweep` makes runs.
+
+    Raises:
+        InvalidInput, Unreachable: as there.
+    """
     if engine is Engine.RAY:
-        return over_ray(perform, requests, lost, told=told)
-    return over_cores(perform, requests, lost, workers=workers, told=told)
+        return over_ray(make, tasks, lost, told=told)
+    return over_cores(make, tasks, lost, workers=workers, told=told)

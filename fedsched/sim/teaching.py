@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import structs
 
-from fedsched.config import LearningConfig
+from fedsched.config import LearningConfig, PolicyConfig
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Outcome
 from fedsched.errors import Failed, InvalidInput
@@ -238,13 +238,12 @@ class Training:
     def look(self, arrays: Sequence[Arrays]) -> dict[str, float]:
         """Average JCT in slots on held-out runs without any learning: of all jobs, and by cluster."""
         recipe = self.recipe
-        size = -(-len(recipe.experiment.clusters) // len(arrays))
         names = [cluster.name for cluster in recipe.experiment.clusters]
-        weights = {ClusterName(name): arrays[index // size] for index, name in enumerate(names)}
+        still = Still(recipe.label, recipe.experiment.policies[recipe.label], self.by_cluster(arrays))
         sums: dict[str, list[float]] = {}
         for number in range(recipe.validation_seeds):
             seed = recipe.experiment.seed + HELD_OUT_OFFSET + number
-            result = self._perform(seed, _Still(self, weights))
+            result = self._perform(seed, still)
             jct = result.jobs.jct_s / result.slot_length_s
             of = np.array(result.jobs.cluster)
             sums.setdefault(ALL, []).append(float(jct[result.jobs.succeeded].mean()))
@@ -253,6 +252,19 @@ class Training:
                 if rows.any():
                     sums.setdefault(name, []).append(float(jct[rows].mean()))
         return {f"jct_slots.{name}": sum(values) / len(values) for name, values in sums.items()}
+
+    def by_cluster(self, arrays: Sequence[Arrays]) -> dict[ClusterName, Checkpoint]:
+        """What each cluster decides with.
+
+        Args:
+            arrays: weights by federation.
+        """
+        clusters = self.recipe.experiment.clusters
+        size = self.recipe.together or len(clusters)
+        return {
+            ClusterName(cluster.name): self.first.replaced(arrays[index // size], {})
+            for index, cluster in enumerate(clusters)
+        }
 
     def checkpoint(self, arrays: Arrays, made: Mapping[str, str | int | float]) -> Checkpoint:
         """Weights as a file, with how they came to be."""
@@ -271,21 +283,24 @@ class _Pupil:
         """Agents do not die in training."""
 
 
-class _Still:
-    """Nobody: the clusters decide with these weights."""
+class Still:
+    """Nobody: the clusters decide with these weights.
 
-    def __init__(self, training: Training, weights: Mapping[ClusterName, Arrays]) -> None:
-        self._training = training
+    Args:
+        label: of the policy that the weights are for.
+    """
+
+    def __init__(self, label: str, config: PolicyConfig, weights: Mapping[ClusterName, Checkpoint]) -> None:
+        self._label = label
+        self._config = config
         self._weights = weights
 
     def pupil(self, name: ClusterName, label: str, seed: int) -> _Pupil | None:
         """The policy without a learner."""
-        recipe, training = self._training.recipe, self._training
-        if label != recipe.label:
+        if label != self._label:
             return None
-        weights = training.first.replaced(self._weights[name], {})
-        config = recipe.experiment.policies[label].model_copy(update={"seed": seed})
-        return _Pupil(registry.with_weights(config, weights), None)
+        config = self._config.model_copy(update={"seed": self._config.seed + seed})
+        return _Pupil(registry.with_weights(config, self._weights[name]), None)
 
     def observers(self, name: ClusterName) -> tuple[Observer, ...]:
         """None."""

@@ -1,0 +1,94 @@
+"""What `sim run` and `sim compare` do before they judge: have policies taught, and show how that went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import typer
+
+from fedsched.cli.output import table
+from fedsched.cli.sim import Plan
+from fedsched.sim.comparing import Interval, Summary
+from fedsched.sim.lessons import Lesson, Progress, Taught, lessons_of, progress_of, teach, untaught
+from fedsched.sim.sweep import Engine, make_all
+
+Progressing = Callable[[int, str], AbstractContextManager[Callable[[float], None]]]
+"""Shows how many of so many things are done, and what they are."""
+
+
+def give_lessons(
+    plans: Sequence[Plan], progress: Progressing, *, engine: Engine, workers: int | None
+) -> tuple[Taught, ...]:
+    """Teach what the experiments say is taught, of the policies that will run."""
+    lessons: list[Lesson] = [
+        lesson for plan in plans for lesson in lessons_of(plan.name, plan.experiment, plan.policies)
+    ]
+    if not lessons:
+        return ()
+    typer.echo(f"{len(lessons)} trainings come first", err=True)
+    with progress(len(lessons), "trainings") as told:
+        return make_all(teach, lessons, untaught, engine=engine, workers=workers, told=told)
+
+
+def plain_lessons(plans: Sequence[Plan], taught: Sequence[Taught]) -> list[dict[str, Any]]:
+    """All looks of all trainings, as data."""
+    qualities = _qualities(plans)
+    return [one.plain(qualities[one.arm.experiment]) for one in taught]
+
+
+def show_lessons(plans: Sequence[Plan], taught: Sequence[Taught]) -> None:
+    """A line per policy that was taught; nothing where none was."""
+    shown = progress_of(taught, _qualities(plans))
+    if not shown:
+        return
+    asked = any(_qualities(plans).values())
+    print("\nwhile they were taught, JCT in slots on further held-out jobs:")
+    columns = ("POLICY", "TRAININGS", "SLOTS", "START", "LOWEST", "LAST", *(("GOOD ENOUGH AFTER",) if asked else ()))
+    table(columns, [(*_cells(one), *((_needed(one),) if asked else ())) for one in shown])
+
+
+def _cells(one: Progress) -> tuple[object, ...]:
+    looks = (_figure(figure) for figure in (one.start, one.lowest, one.last))
+    return (one.arm.policy, one.trainings, f"{one.slots:.0f}", *looks)
+
+
+def _needed(one: Progress) -> str:
+    if one.to_quality is not None:
+        return f"{_figure(one.to_quality, 0)} slots"
+    return f"{one.reached} of {one.trainings} trainings" if one.reached else "never"
+
+
+def _figure(figure: Interval, digits: int = 2) -> str:
+    spread = "" if figure.half is None else f" ±{figure.half:.{digits}f}"
+    return f"{figure.mean:.{digits}f}{spread}"
+
+
+def _qualities(plans: Sequence[Plan]) -> dict[str, float | None]:
+    return {
+        plan.name: plan.experiment.training.quality_jct_slots if plan.experiment.training else None for plan in plans
+    }
+
+
+# --- By cluster ----------------------------------------------------------------------------------------------------
+
+
+def show_by_cluster(plans: Sequence[Plan], summaries: Sequence[Summary]) -> None:
+    """Where clusters are taught together: what each of them has of it."""
+    for plan in plans:
+        if plan.experiment.federation is None or plan.experiment.training is None:
+            continue
+        length_s = plan.experiment.slot_length_s
+        shown = [item for item in summaries if item.arm.experiment == plan.name and item.clusters]
+        figures = {item.arm.policy: dict(item.clusters) for item in shown}
+        print("\nJCT in slots by cluster:")
+        rows = [
+            (cluster.name, *(_mean(one.get(cluster.name), length_s) for one in figures.values()))
+            for cluster in plan.experiment.clusters
+        ]
+        table(("CLUSTER", *(label.upper() for label in figures)), rows)
+
+
+def _mean(figure: Interval | None, length_s: float) -> str | None:
+    return None if figure is None else f"{figure.mean / length_s:.2f}"

@@ -1,0 +1,177 @@
+"""What experiments teach before they judge: held-out jobs stay held out, and intervals are honest."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from fedsched.config import LearningConfig, parse
+from fedsched.core.ids import ClusterName
+from fedsched.errors import InvalidConfiguration
+from fedsched.sim import lessons
+from fedsched.sim.comparing import crossed, interval
+from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.lessons import Look, Taught, lessons_of, progress_of, recipe_of, teach
+from fedsched.sim.running import Request, perform
+from fedsched.sim.teaching import Training
+from tests.sim.test_teaching import ONE, THREE
+
+TRAINING: dict[str, Any] = {
+    "seeds": 2,
+    "runs": 1,
+    "start": "scratch",
+    "window": 5,
+    "learning_rate": 0.01,
+    "batch_size": 32,
+    "samples_min": 8,
+    "learning": {"memory": 64},
+    "policies": {"dl2": {}, "plain": {"learning": {"replay": "plain"}}, "same": {"runs": 0}},
+}
+
+
+def experiment(base: dict[str, Any] = ONE, **training: Any) -> ExperimentConfig:
+    plain = copy.deepcopy(base)
+    plain["policies"] = {label: {"name": "dl2"} for label in ("dl2", "plain", "same")} | {"drf": {"name": "drf"}}
+    plain["seeds"] = 2
+    plain["training"] = {**TRAINING, **training}
+    return parse(ExperimentConfig, plain, "the experiment")
+
+
+def test_what_is_said_for_all_holds_for_each_that_says_nothing_else() -> None:
+    """An ablation's rows must differ in one thing only."""
+    section = experiment().training
+    assert section is not None
+    assert section.policies["dl2"].learning == LearningConfig(memory=64)
+    assert section.policies["plain"].learning == LearningConfig(memory=64, replay="plain")
+    assert (section.policies["same"].runs, section.policies["same"].window) == (0, 5)
+
+
+def test_a_lesson_in_a_federation_goes_by_its_rounds_where_nothing_else_is_said() -> None:
+    plain = {"seeds": 1, "policies": {"dl2": {"together": 2}, "plain": {"learning_rate": 0.5}}}
+    whole = copy.deepcopy(THREE)
+    whole["policies"] = {"dl2": {"name": "dl2"}, "plain": {"name": "dl2"}}
+    whole["training"] = plain
+    config = parse(ExperimentConfig, whole, "the experiment")
+    first, second = (recipe_of(lesson) for lesson in lessons_of("x", config, ["dl2", "plain"]))
+    assert (first.mode, first.together, first.learning_rate, first.batch_size) == ("federated", 2, 0.001, 32)
+    assert (second.together, second.learning_rate, second.samples_min) == (None, 0.5, 8)
+
+
+def test_no_policy_is_judged_on_jobs_that_it_was_taught_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the comparison would praise what was learnt by heart."""
+    drawn: list[int] = []
+
+    def noted(request: Request, **options: Any) -> Any:
+        drawn.append(request.seed)
+        return perform(request, **options)
+
+    monkeypatch.setattr("fedsched.sim.teaching.perform", noted)
+    config = experiment(policies={"dl2": {}})
+    for lesson in lessons_of("x", config, ["dl2"]):
+        assert not teach(lesson).problem
+    judged = set(range(config.seed, config.seed + config.seeds))
+    assert len(drawn) == 6, "two trainings of one run, each with a look before and after"
+    assert not judged & set(drawn)
+
+
+def test_the_same_lesson_gives_the_same_weights_and_another_training_gives_others() -> None:
+    first, other = lessons_of("x", experiment(), ["dl2"])
+    east = ClusterName("east")
+    weights = [teach(lesson).weights[east].digest for lesson in (first, first, other)]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_policy_runs_with_what_it_was_taught_and_learns_no_more() -> None:
+    lesson = lessons_of("x", experiment(), ["dl2"])[0]
+    taught = teach(lesson)
+    plain = perform(Request("x", lesson.experiment, "dl2", 0))
+    with_it = [perform(Request("x", lesson.experiment, "dl2", 0, 0, True, 1, taught.weights)) for _ in range(2)]
+    assert with_it[0].digest == with_it[1].digest != plain.digest
+    assert with_it[0].plain()["training_seed"] == 1
+    assert not with_it[0].partial
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"policies": {"nobody": {}}}, "training.policies names nobody; policies are dl2, plain, same, drf"),
+        ({"start": "builtin"}, "`start: scratch` was expected with it"),
+        ({"policies": {"dl2": {"together": 2}}}, "together is given, and there is no section `federation`"),
+        ({"policies": {}}, "at least 1 item"),
+        ({"policies": {"dl2": {"lerning": {}}}}, "lerning"),
+        ({"policies": {"dl2": 5}}, "training.policies.dl2"),
+    ],
+)
+def test_what_cannot_be_taught_is_told_before_anything_runs(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        experiment(**changes)
+    assert expected in str(refused.value)
+
+
+def test_clusters_that_cannot_learn_together_are_told() -> None:
+    several = {name: part for name, part in THREE.items() if name != "federation"}
+    with pytest.raises(InvalidConfiguration, match="a section `federation` was expected"):
+        experiment(several)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 4, 5, 8])
+def test_a_cluster_decides_with_the_weights_of_its_own_federation(together: int) -> None:
+    """Five of eight clusters leave three for the second federation, not four."""
+    plain = copy.deepcopy(THREE)
+    plain["clusters"] = [{"name": f"c{n}", "nodes": [{"name": "n", "cpus": 4}]} for n in range(8)]
+    plain["federation"]["members"] = {}
+    plain["training"] = {"policies": {"dl2": {"together": together, "start": "scratch"}}}
+    training = Training(recipe_of(lessons_of("x", parse(ExperimentConfig, plain, "x"), ["dl2"])[0]))
+    groups = [{"number": index} for index in range(training.recipe.groups)]
+    found = training.by_cluster(groups)  # type: ignore[arg-type]
+    assert [found[ClusterName(f"c{n}")].arrays["number"] for n in range(8)] == [n // together for n in range(8)]
+
+
+# --- How long it took ----------------------------------------------------------------------------------------------
+
+
+def taught(*jct_slots: float, seed: int = 1) -> Taught:
+    arm = lessons.Arm("x", "dl2")
+    return Taught(arm, seed, tuple(Look(n, 10.0 * n, jct, ()) for n, jct in enumerate(jct_slots)))
+
+
+def test_the_first_look_that_is_good_enough_counts_also_where_it_gets_worse_again() -> None:
+    assert taught(5, 4, 3, 4).slots_to(4) == 10
+    assert taught(5, 4, 3, 4).slots_to(3.5) == 20
+    assert taught(5, 4).slots_to(1) is None
+
+
+def test_a_mean_over_trainings_that_got_there_hides_no_training_that_did_not() -> None:
+    (found,) = progress_of([taught(5, 4, 3), taught(5, 5, 4.5, seed=2)], {"x": 4.0})
+    assert (found.reached, found.trainings, found.to_quality) == (1, 2, None)
+    assert found.last.mean == 3.75
+    (found,) = progress_of([taught(5, 4, 3), taught(5, 5, 4, seed=2)], {"x": 4.0})
+    assert found.to_quality is not None
+    assert found.to_quality.mean == 15
+
+
+# --- Intervals over trainings and workloads ------------------------------------------------------------------------
+
+
+def test_one_training_has_the_interval_over_workloads() -> None:
+    values = [3.0, 5.0, 4.0, 9.0]
+    alone = crossed({(None, seed): value for seed, value in enumerate(values)})
+    assert (alone.mean, alone.half) == pytest.approx((interval(values).mean, interval(values).half))
+
+
+def test_chance_of_both_kinds_widens_the_interval() -> None:
+    """Worked by hand: trainings' means 2 and 4, workloads' means 2.5 and 3.5; variances 1 and 0.25, freedom 1.47."""
+    figure = crossed({(1, 0): 1.5, (1, 1): 2.5, (2, 0): 3.5, (2, 1): 4.5})
+    from scipy import stats
+
+    freedom = 1.25**2 / (1**2 + 0.25**2)
+    assert figure.mean == 3.0
+    assert figure.half == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(1.25))
+
+
+def test_no_spread_at_all_is_no_width_and_a_single_run_has_none() -> None:
+    assert crossed({(1, 0): 2.0, (2, 0): 2.0}).half == 0.0
+    assert crossed({(1, 0): 2.0}).half is None

@@ -11,8 +11,7 @@ import pytest
 from fedsched.config import LearningConfig, parse
 from fedsched.core.ids import ClusterName
 from fedsched.errors import InvalidConfiguration
-from fedsched.sim import lessons
-from fedsched.sim.comparing import crossed, interval
+from fedsched.sim.comparing import Arm, crossed, interval
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.lessons import Look, Taught, lessons_of, progress_of, recipe_of, teach
 from fedsched.sim.running import Request, perform
@@ -134,7 +133,7 @@ def test_a_cluster_decides_with_the_weights_of_its_own_federation(together: int)
 
 
 def taught(*jct_slots: float, seed: int = 1) -> Taught:
-    arm = lessons.Arm("x", "dl2")
+    arm = Arm("x", "dl2")
     return Taught(arm, seed, tuple(Look(n, 10.0 * n, jct, ()) for n, jct in enumerate(jct_slots)))
 
 

@@ -120,7 +120,7 @@ def carry_out(training: Training, episodes: int, place: Place, command: str) -> 
 
         def tell(row: dict[str, Any], state: State) -> None:
             # The state first: what the log tells must never be ahead of what can be gone on from.
-            teaching_state.save(place.state, training.recipe, state)
+            teaching_state.kept(training).save(place.state)
             write_log(place.log, state.rows)
             show(row, state)
 

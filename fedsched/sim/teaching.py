@@ -82,12 +82,11 @@ class Recipe:
         return 1 if self.mode == "online" else -(-clusters // (self.together or clusters))
 
     def plain(self) -> dict[str, Any]:
-        """All that decides what is made, as plain data."""
+        """All that decides what is made but for the first weights, as plain data."""
         learning = self.learning.model_dump(mode="json")
         return {
             "mode": self.mode,
             "policy": self.label,
-            "from": self.source,
             "window": self.window,
             "seed": self.seed,
             "validate_every": self.validate_every,

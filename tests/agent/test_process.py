@@ -89,7 +89,8 @@ told = []
 thread = threading.Thread(target=lambda: told.append(threads()))
 thread.start()
 thread.join()
-print(json.dumps({"before": threads_before, "after": told[0], "environment": [os.environ[name] for name in os.environ if name.endswith("_NUM_THREADS")]}))
+environment = [os.environ[name] for name in os.environ if name.endswith("_NUM_THREADS")]
+print(json.dumps({"before": threads_before, "after": told[0], "environment": environment}))
 """
     wide = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
     done = subprocess.run(

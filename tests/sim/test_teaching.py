@@ -26,7 +26,8 @@ from fedsched.policy import checkpoint
 from fedsched.policy.dl2 import Shape, initial
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.teaching import Recipe, State, Training
-from fedsched.sim.teaching_state import load, save, to_bytes
+from fedsched.sim.teaching_state import kept as kept_of
+from fedsched.sim.teaching_state import load
 
 ONE: dict[str, Any] = {
     "clusters": [{"name": "east", "nodes": [{"name": "node", "cpus": 8, "memory_gb": 8, "count": 2}]}],
@@ -171,20 +172,20 @@ def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path) -
     kept: list[bytes] = []
 
     def stop(row: dict[str, Any], state: State) -> None:
-        save(tmp_path / "s.state", training.recipe, state)
-        kept.append(to_bytes(training.recipe, state))
+        kept_of(training).save(tmp_path / "s.state")
+        kept.append(kept_of(training).to_bytes())
         if state.episodes == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         training.run(4, stop)
     again = load(tmp_path / "s.state", training.recipe)
-    assert to_bytes(again.recipe, again.state) == kept[-1]
+    assert kept_of(again).to_bytes() == kept[-1]
 
     whole = Training(training.recipe)
     whole.run(4, lambda row, state: None)
     again.run(4, lambda row, state: None)
-    assert to_bytes(again.recipe, again.state) == to_bytes(whole.recipe, whole.state)
+    assert kept_of(again).to_bytes() == kept_of(whole).to_bytes()
 
 
 @pytest.mark.parametrize(
@@ -267,9 +268,24 @@ def test_a_state_of_another_recipe_is_not_gone_on_from(tmp_path: Path) -> None:
     assert train("online", scenario, place.file, *QUICK.split(), "--episodes", 1, "--restart")["episodes"] == 1
 
 
+def test_first_weights_that_were_written_over_since_are_noticed(tmp_path: Path) -> None:
+    """The path is the same; what a resumed training would end with is not. Moved weights are still the same ones."""
+    scenario, place = write(tmp_path, ONE), Place(tmp_path / "f.safetensors")
+    first, moved = tmp_path / "first.safetensors", tmp_path / "moved.safetensors"
+    first.write_bytes(checkpoint.BUILTIN.read_bytes())
+    moved.write_bytes(checkpoint.BUILTIN.read_bytes())
+    train("online", scenario, place.file, *QUICK.split(), "--episodes", 1, "--from", first)
+    train("online", scenario, place.file, *QUICK.split(), "--episodes", 1, "--from", moved, "--resume")
+
+    built_in = checkpoint.load(checkpoint.BUILTIN)
+    built_in.replaced(initial(built_in.shape, 1), {}).save(first)
+    with pytest.raises(InvalidInput, match=r"digest of the first weights is .* now and was"):
+        train("online", scenario, place.file, *QUICK.split(), "--episodes", 1, "--from", first, "--resume")
+
+
 def test_a_damaged_state_is_noticed_wherever_it_is_damaged(tmp_path: Path) -> None:
     training = Training(_recipe_of("online", write(tmp_path, ONE)))
-    good = to_bytes(training.recipe, training.state)
+    good = kept_of(training).to_bytes()
     file = tmp_path / "s.state"
     for data in (b"", good[:-7], good[: len(good) // 2], good[:400] + b"x" + good[401:], good[:-3] + b"abc"):
         file.write_bytes(data)

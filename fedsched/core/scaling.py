@@ -78,7 +78,7 @@ class ScalingConfig(Record, frozen=True):
     join_s: float = 120.0
     """The first members must be ready within this."""
     stall_s: float = 300.0
-    """A job in which no step ends for so long has failed."""
+    """A job in which no step ends for so long, or whose switch is not complete after so long, has failed."""
     checkpoint_every_s: float = 10.0
     window_s: float = 0.2
     """How far ahead workers are granted steps. Longer saves calls, shorter makes a switch come sooner."""
@@ -362,6 +362,8 @@ class Scaling:
     _saved_s: float = 0.0
     _progress_s: float = 0.0
     _pace: _Pace | None = None
+    _committed_s: float = math.inf
+    """Since when a switch is under way."""
     _views: int = 0
     _out: list[Command] = field(default_factory=list)
 
@@ -578,7 +580,7 @@ class Scaling:
             self._end(Phase.FAILED, f"{', '.join(missing)} did not join within {self.config.join_s:g} s")
 
     def _settle_switch(self) -> None:
-        if self.next_plan is not None and self._switched(self.next_plan):
+        if self.next_plan is not None and not self._not_over(self.next_plan):
             self._complete_switch(self.next_plan)
         if self.next_plan is None and self._order is None and self._waiting is not None:
             waiting, self._waiting = self._waiting, None
@@ -618,19 +620,20 @@ class Scaling:
             servers,
             self._assigned(servers, self.plan.owners),
         )
+        self._committed_s = self.time_s
 
     def _in_order(self, before: tuple[TaskName, ...], wanted: tuple[TaskName, ...], role: Role) -> tuple[TaskName, ...]:
         """Who stays keeps its place, so the chief changes only when it leaves; who is new comes last."""
         stay = tuple(task for task in before if task in wanted)
         return stay + tuple(task for task in wanted if role_of(task) is role and task not in stay)
 
-    def _switched(self, plan: Plan) -> bool:
-        """Whether every member has taken the step over the clock and every block is where it belongs."""
+    def _not_over(self, plan: Plan) -> list[TaskName]:
+        """Whom a switch waits for: to take the step over the clock, to leave, or to have the blocks it shall have."""
         assert self.plan is not None
-        stepped = all(self._done(task) > plan.from_step for task in plan.workers)
-        left = all(self._done(task) >= plan.from_step for task in self.plan.workers if task not in plan.workers)
-        moved = all(self._holds(task) >= plan.number for task in plan.servers if task in plan.owners)
-        return stepped and left and moved
+        stepping = [task for task in plan.workers if self._done(task) <= plan.from_step]
+        leaving = [task for task in self.plan.workers if task not in plan.workers]
+        staying = [task for task in leaving if self._done(task) < plan.from_step]
+        return [*stepping, *staying, *(t for t in plan.servers if t in plan.owners and self._holds(t) < plan.number)]
 
     def _done(self, task: TaskName) -> int:
         return self._left[task] if task in self._left else self._members[task].done
@@ -643,7 +646,7 @@ class Scaling:
         assert self._order is not None
         pause_s = max([self._members[task].pause_s for task in plan.workers if task in self._members], default=0.0)
         self._dismiss(set(self.plan.tasks) - set(plan.tasks))
-        self.plan, self.next_plan = plan, None
+        self.plan, self.next_plan, self._committed_s = plan, None, math.inf
         order, self._order = self._order, None
         self._answer(order, True, "", pause_s)
 
@@ -688,6 +691,10 @@ class Scaling:
         elif self.done < self.steps and self.time_s - self._progress_s > self.config.stall_s:
             slowest = min(plan.workers, key=lambda task: (self._done(task), index_of(task)))
             self._end(Phase.FAILED, f"no step ended within {self.config.stall_s:g} s; {slowest} is furthest behind")
+        elif self.next_plan is not None and self.time_s - self._committed_s > self.config.stall_s:
+            missing = ", ".join(self._not_over(self.next_plan))
+            within = f"within {self.config.stall_s:g} s"
+            self._end(Phase.FAILED, f"the switch at step {plan.from_step} was not complete {within}: {missing}")
 
     def _grant(self) -> None:
         if self.phase is not Phase.TRAINING:

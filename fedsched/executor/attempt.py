@@ -28,7 +28,7 @@ from fedsched.executor.endings import explain
 from fedsched.executor.launching import MACHINE_ERRORS, MachineTrouble
 from fedsched.executor.orders import Surroundings
 from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord, TaskRecord
-from fedsched.pb.training_pb2 import JobReport
+from fedsched.pb.training_pb2 import JobReport, ScaleReply
 from fedsched.runtime.ports import Post
 
 TICK_S = 0.1
@@ -43,6 +43,11 @@ CULPRIT_S = 5.0
 """How long after a coordinator's complaint the exit of the task that caused it may come."""
 LEAVE_S = 2.0
 """How long tasks may take to leave by themselves once the job is stopped."""
+AGAIN_S = 1.0
+"""Between two questions to a coordinator that has not answered."""
+ANSWER_S = 400.0
+"""How much later than a resize's deadline its answer may come. A switch that has begun takes as long as some steps do,
+and a coordinator ends a job in which none ends for long."""
 NEWS_S = 0.5
 """How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
 TROUBLE_PAUSE_S = 5.0
@@ -98,11 +103,22 @@ class _LetGo:
 
 
 @dataclass(slots=True)
+class _Asked:
+    """Who shall be a member, asked of the coordinator again and again: it carries out each number once."""
+
+    number: int
+    members: tuple[TaskName, ...]
+    answer: Answer
+    again_at: float
+    until: float
+
+
+@dataclass(slots=True)
 class _Resize:
     order: ScaleJob
     added: tuple[TaskName, ...]
     removed: tuple[TaskName, ...]
-    answer: Answer | None = None
+    asked: _Asked | None = None
     pause_s: float = 0.0
     failure: str = ""
     """Why it is, or will be, rolled back."""
@@ -120,7 +136,7 @@ class _Restore:
     """What an adoption found: who is a member, and the answer that settles it where other tasks run."""
 
     members: tuple[TaskName, ...]
-    answer: Answer | None
+    asked: _Asked | None
 
 
 @dataclass(slots=True)
@@ -469,17 +485,17 @@ class AttemptDriver:
             members = tuple(sorted(TaskName(task) for task in self._report.tasks))
             strangers = [task for task in self._tasks if task not in members and task != COORDINATOR]
             running = any(self._is_running(task) for task in strangers)
-            answer = self._order_members(self._adopting, members) if running else None
-            self._restore = _Restore(members, answer)
+            self._restore = _Restore(members, self._ask(self._adopting, members) if running else None)
 
     def _push_restore(self, restore: _Restore) -> None:
         """A task that is no member was starting or leaving when the executor before went: settle it, then answer."""
-        if restore.answer is not None:
-            if not restore.answer.done():
+        if restore.asked is not None:
+            reply = self._reply(restore.asked)
+            if reply is None:
                 return
-            if restore.answer.exception() is None:
-                restore.members = tuple(sorted(restore.answer.result().tasks))
-            restore.answer = None
+            if isinstance(reply, ScaleReply):
+                restore.members = tuple(sorted(TaskName(task) for task in reply.tasks))
+            restore.asked = None
         strangers = [task for task in self._tasks if task not in restore.members and task != COORDINATOR]
         if self._signal(strangers, signal.SIGKILL):
             return
@@ -516,7 +532,7 @@ class AttemptDriver:
         except (FedschedError, OSError) as problem:
             self._roll_back(resize, _text(problem))
             return
-        resize.answer = self._order_members(order, wanted)
+        resize.asked = self._ask(order, wanted)
 
     def _moved(self, order: ScaleJob) -> list[TaskName]:
         """Tasks that would have to run elsewhere from now on."""
@@ -525,19 +541,43 @@ class AttemptDriver:
         nodes = {entry.task: entry.node for entry in self._placement}
         return [entry.task for entry in order.placement if nodes.get(entry.task, entry.node) != entry.node]
 
-    def _order_members(self, order: ScaleJob | AdoptJobs, members: tuple[TaskName, ...]) -> Answer:
+    def _ask(self, order: ScaleJob | AdoptJobs, members: tuple[TaskName, ...]) -> _Asked:
+        # The coordinator knows one growing number; orders are numbered anew in each term.
+        number, now = (order.term << 32) + order.seq, time.monotonic()
+        until = now + self._context.deadlines.scale_s + ANSWER_S
+        return _Asked(number, members, self._scale(number, members), now + AGAIN_S, until)
+
+    def _scale(self, number: int, members: tuple[TaskName, ...]) -> Answer:
         if self._control is None:
             raise AssertionError("a job that trains has a coordinator that was reached")
-        # The coordinator knows one growing number; orders are numbered anew in each term.
-        number = (order.term << 32) + order.seq
         return self._control.scale(number, members, self._context.deadlines.scale_s)
 
+    def _reply(self, asked: _Asked) -> ScaleReply | str | None:
+        """What the coordinator says, or why nothing more is to be expected of it; None while it may still answer.
+
+        No answer is no refusal: where steps are slow the members have the new plan already, and to end the newcomers
+        now would end the job.
+        """
+        if not asked.answer.done():
+            return None
+        problem = asked.answer.exception()
+        if problem is None:
+            reply: ScaleReply = asked.answer.result()
+            return reply
+        now = time.monotonic()
+        if now > asked.until or not self._is_running(COORDINATOR) or self._is_ending_by_itself():
+            return _rpc_text(problem)
+        if now >= asked.again_at:
+            asked.answer, asked.again_at = self._scale(asked.number, asked.members), now + AGAIN_S
+        return None
+
     def _push_resize(self, resize: _Resize) -> None:
-        if resize.answer is not None:
-            if not resize.answer.done():
+        if resize.asked is not None:
+            reply = self._reply(resize.asked)
+            if reply is None:
                 return
-            self._hear_of_switch(resize, resize.answer)
-            resize.answer = None
+            self._hear_of_switch(resize, reply)
+            resize.asked = None
         now = time.monotonic()
         if now >= resize.kill_at:
             self._signal(resize.leaving, signal.SIGKILL)
@@ -547,12 +587,10 @@ class AttemptDriver:
         if now >= resize.done_at and not any(self._is_running(task) for task in resize.leaving):
             self._finish_resize(resize)
 
-    def _hear_of_switch(self, resize: _Resize, answer: Answer) -> None:
-        problem = answer.exception()
-        if problem is not None:
-            self._roll_back(resize, f"the coordinator did not carry the resize out: {_rpc_text(problem)}")
+    def _hear_of_switch(self, resize: _Resize, reply: ScaleReply | str) -> None:
+        if isinstance(reply, str):
+            self._roll_back(resize, f"the coordinator did not carry the resize out: {reply}")
             return
-        reply = answer.result()
         if not reply.ok:
             self._roll_back(resize, resize.failure or reply.message or "the coordinator rolled the resize back")
             return

@@ -535,6 +535,26 @@ def test_a_job_that_stands_still_fails_and_names_the_slowest() -> None:
     assert scaling.End(Phase.FAILED, "no step ended within 60 s; worker-1 is furthest behind") in commands
 
 
+def test_a_switch_that_does_not_come_to_its_end_fails_the_job_and_names_whom_it_waits_for() -> None:
+    """Whoever ordered the resize waits for its answer, and the next order for the end of this one."""
+    core = Scaling(names("ps-0", "worker-0"), 0.0, 0, CONFIG)
+    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10_000))
+    for task in names("ps-0", "worker-0", "ps-1"):
+        core.handle(scaling.TaskReported(1.0, task))
+    core.handle(scaling.ScaleRequested(2.0, 7, names("ps-0", "ps-1", "worker-0"), 5.0))
+    assert core.next_plan is not None
+    clock, commands, at_s = core.next_plan.from_step, list[scaling.Command](), 2.0
+    while core.phase is Phase.TRAINING and at_s < 200.0:  # steps go on, and nothing is heard of ps-1
+        at_s += 1.0
+        commands = core.handle(scaling.TaskReported(at_s, TaskName("ps-0"), holds=2))
+        commands += core.handle(scaling.TaskReported(at_s, TaskName("worker-0"), done=int(at_s)))
+
+    message = f"the switch at step {clock} was not complete within 60 s: ps-1"
+    assert scaling.End(Phase.FAILED, message) in commands
+    answer = next(command for command in commands if isinstance(command, scaling.AnswerScale))
+    assert (answer.seq, answer.ok) == (7, False)
+
+
 def test_a_process_that_comes_under_the_name_of_a_finished_worker_is_sent_away() -> None:
     """The job waited for ever for it to take steps that were taken long ago."""
     core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)

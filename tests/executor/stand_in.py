@@ -31,8 +31,10 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
         self.report = JobReport(phase=JobReport.JOINING, checkpoint_step=-1)
         self.wanted = os.environ["FEDSCHED_TASKS"].split(",")
         self.report.tasks.extend(self.wanted)
+        self.answers: dict[int, futures.Future[training_pb2.ScaleReply]] = {}
         self.over = threading.Event()
         self.pause_s = float(os.environ.get("STAND_IN_SCALE_S", "0"))
+        self.switch_s = float(os.environ.get("STAND_IN_SWITCH_S", "0"))
         self.turns_back_at = int(sys.argv[3]) if len(sys.argv) > 3 else 0
         (directory / "members").mkdir()
         (directory / "unwanted").mkdir()
@@ -55,17 +57,26 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
                 return
 
     def Scale(self, request: training_pb2.ScaleRequest, context: Any) -> training_pb2.ScaleReply:
+        with self.changed:
+            answer, is_new = self.answers.get(request.seq, futures.Future()), request.seq not in self.answers
+            self.answers[request.seq] = answer
+        if is_new:
+            answer.set_result(self.carry_out(request))
+        return answer.result()
+
+    def carry_out(self, request: training_pb2.ScaleRequest) -> training_pb2.ScaleReply:
         until = time.monotonic() + request.deadline_s
         wanted = list(request.tasks)
         for task in wanted:
             (self.directory / "unwanted" / task).unlink(missing_ok=True)
         time.sleep(self.pause_s)
         while not self.joined(wanted):
-            if time.monotonic() > until or self.over.is_set():
+            if (time.monotonic() > until and not self.switch_s) or self.over.is_set():
                 with self.changed:
                     members = list(self.report.tasks)
                 return training_pb2.ScaleReply(ok=False, tasks=members, message="not all joined in time")
             time.sleep(0.02)
+        time.sleep(self.switch_s)
         with self.changed:
             for task in self.report.tasks:
                 if task not in wanted:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsched.core.commands import AdoptJobs, StopJob
-from fedsched.core.events import JobExited, JobScaled, JobStarted
+from fedsched.core.events import JobExited, JobScaled, JobStarted, ScaleFailed
 from fedsched.core.job import Reason
 from fedsched.executor import attempt, launching, records
 from fedsched.executor.jobs import JobExecutor
@@ -141,6 +141,23 @@ def test_close_does_not_wait_for_a_launcher_that_loads(cluster: Cluster) -> None
     executor.close()
 
     assert cluster.all_of(JobExited) == []
+
+
+def test_a_switch_that_takes_longer_than_its_deadline_is_waited_for(cluster: Cluster) -> None:
+    """Where steps are slow, or the machine is busy, the members have the new plan long before they have taken its first
+    step; to give up and kill the newcomers then would end a job that is healthy."""
+    cluster.scale_deadline_s = 0.1
+    cluster.start(cluster.spec(env=(("STAND_IN_SWITCH_S", "8"),)), placement(1, 1))
+    cluster.wait_for(JobStarted)
+    before = cluster.pids()
+
+    cluster.scale(placement(2, 1))
+    scaled = cluster.wait_for(JobScaled)
+
+    assert scaled.placement == placement(2, 1)
+    assert cluster.all_of(ScaleFailed) == []
+    assert before.items() <= cluster.pids().items()
+    assert cluster.alive() == {"coordinator", "ps-0", "worker-0", "worker-1"}
 
 
 def test_attempts_after_failed_ones_begin_later_and_later(cluster: Cluster) -> None:

@@ -339,6 +339,8 @@ class ExperimentConfig(Tree):
                 f"training is about {len(self.clusters)} clusters, which are taught together; "
                 "a section `federation` was expected"
             )
+        if self.training.look_slots and self.federation is None:
+            raise ValueError("training.look_slots is given, and there is no section `federation`")
         together = [label for label, lesson in self.training.policies.items() if lesson.together is not None]
         if together and self.federation is None:
             raise ValueError(f"training.policies.{together[0]}.together is given, and there is no section `federation`")

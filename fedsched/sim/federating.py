@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedsched.config import PolicyConfig
 from fedsched.core.ids import ClusterName
+from fedsched.core.rounds import RoundRecord
+from fedsched.federation.loop import Version
+from fedsched.federation.source import Arrays
 from fedsched.learn.kinds import TEACHABLE, first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.runtime.loop import Observer
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.federation import Federation, Member, Standing, first_standing
+from fedsched.sim.federation import Federation, Judge, Member, Standing, first_standing
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
 from fedsched.sim.federation_judges import FederationJudge
 from fedsched.sim.federation_link import Errands
@@ -26,6 +31,8 @@ class School:
     learners: dict[ClusterName, ClusterLearner] = field(default_factory=dict)
     standings: list[Standing] = field(default_factory=list)
     """By federation, in the order in which they are formed."""
+    album: list[list[Arrays]] = field(default_factory=list)
+    """By moment of the last run that was to be kept, the weights in force by federation."""
 
 
 @dataclass(slots=True)
@@ -36,7 +43,30 @@ class _Group:
     first: Checkpoint
     standing: Standing
     judge: FederationJudge | None
+    album: Album
     members: list[Member]
+
+
+class Album(Judge):
+    """Keeps the weights that were in force at some moments of a run.
+
+    Args:
+        moments_s: sorted.
+    """
+
+    def __init__(self, moments_s: Sequence[float]) -> None:
+        self._moments_s = moments_s
+        self.kept: list[Arrays] = []
+        """By moment, those that have come."""
+
+    def saved(self, record: RoundRecord, before: Version, after: Version | None) -> None:
+        """A round ended, and with it perhaps the time of some weights."""
+        self.keep(before.checkpoint.arrays, record.finished_s)
+
+    def keep(self, arrays: Arrays, until_s: float) -> None:
+        """These were in force until then."""
+        while len(self.kept) < len(self._moments_s) and self._moments_s[len(self.kept)] < until_s:
+            self.kept.append(arrays)
 
 
 class Forming:
@@ -45,6 +75,7 @@ class Forming:
     Args:
         seed: of the run.
         judged: whether judges watch the rounds.
+        moments_s: of the run; the weights in force then are kept in the school. Not together with judges.
         school: where to go on from; what is missing in it is put there.
         first: weights that agents begin with, in place of those of the policy's configuration.
     """
@@ -55,12 +86,14 @@ class Forming:
         seed: int,
         *,
         judged: bool,
+        moments_s: Sequence[float] = (),
         school: School | None = None,
         first: Checkpoint | None = None,
     ) -> None:
         self._experiment = experiment
         self._seed = seed
         self._judged = judged
+        self._moments_s = moments_s
         self._first = first
         self._school = school if school is not None else School()
         self._groups: list[_Group] = []
@@ -89,7 +122,9 @@ class Forming:
         if learner is None:
             learner = kind.learner(group.first.shape, section.learning, section.batch_size)
             self._school.learners[name] = learner
-        member = Member(name, policy, learner, section.members.get(name, MemberConfig()), group.first.arrays)
+        # Who learns alone sends nothing that could be late, lost or spoilt on its way.
+        unusual = section.members.get(name, MemberConfig()) if size > 1 else MemberConfig()
+        member = Member(name, policy, learner, unusual, group.first.arrays)
         group.members.append(member)
         return member
 
@@ -103,7 +138,7 @@ class Forming:
             self._school.standings.append(first_standing(config.name, first, section.learning_rate))
         standing = self._school.standings[index]
         judge = FederationJudge(standing, section) if self._judged else None
-        self._open[label] = group = _Group(config, first, standing, judge, [])
+        self._open[label] = group = _Group(config, first, standing, judge, Album(self._moments_s), [])
         self._groups.append(group)
         return group
 
@@ -118,7 +153,11 @@ class Forming:
         for index, group in enumerate(self._groups):
             assert section is not None
             federation = Federation(
-                group.members, group.standing, section, seed=apart(self._seed, index), judge=group.judge
+                group.members,
+                group.standing,
+                section,
+                seed=apart(self._seed, index),
+                judge=group.judge or group.album,
             )
             federation.join(errands, world.clusters)
             world.federations.append(federation)
@@ -126,5 +165,10 @@ class Forming:
     def keep(self, world: World) -> None:
         """Put where the rounds stand after the run into the school."""
         self._school.standings[:] = [federation.standing() for federation in world.federations]
+        for group, standing in zip(self._groups, self._school.standings, strict=True):
+            group.album.keep(standing.active.checkpoint.arrays, math.inf)
+        self._school.album = [
+            list(arrays) for arrays in zip(*(group.album.kept for group in self._groups), strict=True)
+        ]
         for learner in self._school.learners.values():
             learner.abandon()

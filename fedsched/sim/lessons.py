@@ -116,6 +116,7 @@ def recipe_of(lesson: Lesson) -> Recipe:
         seed=lesson.seed,
         validate_every=experiment.training.look_every,
         validation_seeds=experiment.training.look_seeds,
+        look_slots=experiment.training.look_slots,
         learning=config.learning or (section.learning if section else LearningConfig()),
         learning_rate=config.learning_rate or (section.learning_rate if section else usual.learning_rate),
         batch_size=config.batch_size or (section.batch_size if section else usual.batch_size),
@@ -130,11 +131,8 @@ def teach(lesson: Lesson, progress: Share = lambda _: None) -> Taught:
 
     assert lesson.experiment.training is not None
     runs = lesson.experiment.training.policies[lesson.policy].runs
-    looks: list[Look] = []
 
     def tell(row: dict[str, Any], state: State) -> None:
-        if f"{LOOK}{ALL}" in row:
-            looks.append(_look(row, len(state.learners)))
         progress(row["episode"] / runs if runs else 1.0)
 
     try:
@@ -144,6 +142,7 @@ def teach(lesson: Lesson, progress: Share = lambda _: None) -> Taught:
         return untaught(lesson, INTERRUPTED)
     except FedschedError as error:
         return untaught(lesson, error.message)
+    looks = (_look(row, len(lesson.experiment.clusters)) for row in training.state.rows if f"{LOOK}{ALL}" in row)
     weights = training.by_cluster([standing.active.checkpoint.arrays for standing in training.state.standings])
     return Taught(Arm(lesson.name, lesson.policy), lesson.seed, tuple(looks), weights)
 

@@ -68,6 +68,8 @@ class Recipe:
     """Runs between two looks at how good it is."""
     validation_seeds: int = 2
     """Held-out runs of each look; 0: nobody looks."""
+    look_slots: tuple[int, ...] = ()
+    """Also looked at is what was learnt after so many slots of the first run; federated trainings only."""
     learning: LearningConfig = field(default_factory=LearningConfig)
     learning_rate: float = 1e-4
     batch_size: int = 256
@@ -91,6 +93,7 @@ class Recipe:
             "seed": self.seed,
             "validate_every": self.validate_every,
             "validation_seeds": self.validation_seeds,
+            **({"look_slots": list(self.look_slots)} if self.look_slots else {}),
             "learning_rate": self.learning_rate,
             "batch_size": self.batch_size,
             "samples_min": self.samples_min,
@@ -196,6 +199,7 @@ class Training:
             seed = apart(self.recipe.experiment.seed + state.episodes, self.recipe.seed)
             result = self._perform(seed, teachers)
             learnt = teachers.keep()
+            state.rows += [self._early(slots, arrays, teachers.slots) for slots, arrays in teachers.kept]
             state.episodes += 1
             for name, slots in teachers.slots.items():
                 state.slots[name] = state.slots.get(name, 0) + slots
@@ -233,6 +237,14 @@ class Training:
                 state.best_arrays = [standing.active.checkpoint.arrays for standing in state.standings]
         state.rows.append(row)
         tell(row, state)
+
+    def _early(self, slots: int, arrays: Sequence[Arrays], decided: Mapping[str, int]) -> dict[str, Any]:
+        """The log's row of a look at what was learnt after so many slots of the first run."""
+        return {
+            "episode": self.state.episodes,
+            "slots": sum(min(slots, own) for own in decided.values()),
+            **self.look(arrays),
+        }
 
     def look(self, arrays: Sequence[Arrays]) -> dict[str, float]:
         """Average JCT in slots on held-out runs without any learning: of all jobs, and by cluster."""
@@ -353,6 +365,11 @@ class _Online:
         """Nothing but to count its slots."""
         self._world = world
 
+    @property
+    def kept(self) -> tuple[tuple[int, list[Arrays]], ...]:
+        """Nothing but what it ended with."""
+        return ()
+
     def keep(self) -> dict[str, float]:
         """Put what was learnt into the training's state; what is told of it."""
         learner, state = self._learner, self._training.state
@@ -371,7 +388,11 @@ class _Federated:
         state = training.state
         self._school = School(dict(state.learners), list(state.standings))
         seed = apart(state.episodes, training.recipe.seed)
-        self._forming = Forming(experiment, seed, judged=False, school=self._school, first=training.first)
+        self._look_slots = training.recipe.look_slots if not state.episodes else ()
+        moments_s = [slots * experiment.slot_length_s for slots in self._look_slots]
+        self._forming = Forming(
+            experiment, seed, judged=False, moments_s=moments_s, school=self._school, first=training.first
+        )
         self._world: World | None = None
 
     @property
@@ -391,6 +412,11 @@ class _Federated:
         """Let the rounds begin."""
         self._world = world
         self._forming.join(world)
+
+    @property
+    def kept(self) -> tuple[tuple[int, list[Arrays]], ...]:
+        """By slots of this run, the weights that each federation had then."""
+        return tuple(zip(self._look_slots, self._school.album, strict=True))
 
     def keep(self) -> dict[str, float]:
         """Put what was learnt into the training's state; what is told of it."""

@@ -47,12 +47,21 @@ class TrainingConfig(LessonConfig):
     none of those jobs is one that policies are judged on. Every one of them then runs on the jobs of every seed."""
     look_every: int = Field(default=1, ge=1)
     """Runs between two looks at what has been learnt."""
+    look_slots: tuple[int, ...] = ()
+    """Further looks after so many slots of the first run, for federations: much is learnt at first."""
     look_seeds: int = Field(default=1, ge=1)
     """Further held-out runs for each look. They only show the way; what is judged is what the last run left."""
     quality_jct_slots: float | None = Field(default=None, gt=0)
     """Average completion time, in slots, whose first look is told: how long it took to become that good."""
     policies: dict[str, LessonConfig] = Field(min_length=1)
     """By label; each says where it differs."""
+
+    @model_validator(mode="after")
+    def _looks_follow_each_other(self) -> TrainingConfig:
+        if list(self.look_slots) != sorted({slots for slots in self.look_slots if slots > 0}):
+            told = ", ".join(map(str, self.look_slots))
+            raise ValueError(f"look_slots are {told}; growing numbers above 0 were expected")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsched.config import LearningConfig, parse
@@ -13,6 +14,7 @@ from fedsched.core.ids import ClusterName
 from fedsched.errors import InvalidConfiguration
 from fedsched.sim.comparing import Arm, crossed, interval
 from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.federating import Album
 from fedsched.sim.lessons import Look, Taught, lessons_of, progress_of, recipe_of, teach
 from fedsched.sim.running import Request, perform
 from fedsched.sim.teaching import Training
@@ -174,3 +176,57 @@ def test_chance_of_both_kinds_widens_the_interval() -> None:
 def test_no_spread_at_all_is_no_width_and_a_single_run_has_none() -> None:
     assert crossed({(1, 0): 2.0, (2, 0): 2.0}).half == 0.0
     assert crossed({(1, 0): 2.0}).half is None
+
+
+# --- Looks within the first run ------------------------------------------------------------------------------------
+
+
+def weights(number: float) -> dict[str, Any]:
+    return {"w": np.full(1, number, np.float32)}
+
+
+def test_an_album_holds_what_was_in_force_at_each_moment() -> None:
+    """Whoever looks at slot 10 must not see what was only made of slot 12."""
+    album = Album([10.0, 20.0, 30.0])
+    album.keep(weights(1), 10.0)  # until exactly then: what comes next is in force at the moment
+    assert album.kept == []
+    album.keep(weights(2), 25.0)
+    album.keep(weights(3), math.inf)
+    assert [arrays["w"][0] for arrays in album.kept] == [2, 2, 3]
+
+
+def test_early_looks_lie_between_the_first_and_that_after_the_first_run() -> None:
+    plain = copy.deepcopy(THREE)
+    plain["training"] = {**TRAINING, "runs": 2, "look_slots": [1, 4, 10_000], "policies": {"dl2": {"together": 2}}}
+    lesson = lessons_of("x", parse(ExperimentConfig, plain, "x"), ["dl2"])[0]
+    taught_so = teach(lesson)
+    assert not taught_so.problem
+    assert [look.runs for look in taught_so.looks] == [0, 0, 0, 0, 1, 2]
+    assert [look.slots for look in taught_so.looks[:3]] == [0, 1, 4]
+    assert taught_so.looks[3].slots == taught_so.looks[4].slots, "a run ends before so many slots"
+    assert taught_so.looks[3].jct_slots == taught_so.looks[4].jct_slots
+    without = {**plain["training"], "look_slots": []}
+    (again, *_) = lessons_of("x", parse(ExperimentConfig, {**plain, "training": without}, "x"), ["dl2"])
+    assert teach(again).looks[-1] == taught_so.looks[-1], "looking changes nothing"
+
+
+@pytest.mark.parametrize("slots", [[5, 5], [3, 2], [0, 1]])
+def test_looks_that_do_not_follow_each_other_are_told(slots: list[int]) -> None:
+    with pytest.raises(InvalidConfiguration, match="growing numbers above 0"):
+        experiment(look_slots=slots)
+
+
+def test_who_learns_alone_is_neither_cut_off_nor_spoilt() -> None:
+    """Else what a cluster gains by the others would be compared with what nobody would do to himself."""
+    plain = copy.deepcopy(THREE)
+    plain["federation"]["link"] = {}
+    plain["training"] = {**TRAINING, "seeds": 1, "policies": {"dl2": {"together": 1}}}
+    bad = {"west": {"spoils": {"kind": "reversed"}}, "east": {"away": {"for_s": 1e6}}}
+    digests = []
+    for members in ({}, bad):
+        plain["federation"]["members"] = members
+        taught_so = teach(lessons_of("x", parse(ExperimentConfig, plain, "x"), ["dl2"])[0])
+        assert not taught_so.problem
+        digests.append([weights.digest for _, weights in sorted(taught_so.weights.items())])
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 3

@@ -48,6 +48,13 @@ def stand_in_programs(steps: int = 100_000, *, turns_back_at: int = 0) -> Progra
     )
 
 
+class Recorded(Protocol):
+    """Whose tasks are on record."""
+
+    def record(self, task: str) -> TaskRecord:
+        """Of the job's attempt that runs."""
+
+
 class Place(Protocol):
     """Where the tasks of a cluster under test run, and what can happen to it."""
 
@@ -63,10 +70,10 @@ class Place(Protocol):
     def pids(self, attempt: Attempt) -> dict[str, int]:
         """The processes of an attempt's tasks that run."""
 
-    def preempt(self, cluster: Cluster, task: str) -> None:
+    def preempt(self, cluster: Recorded, task: str) -> None:
         """Take a task away without the agent, as the platform itself does."""
 
-    def lose(self, cluster: Cluster, task: str) -> None:
+    def lose(self, cluster: Recorded, task: str) -> None:
         """Have the node that the task runs on vanish."""
 
     def kept(self, cluster: Cluster) -> set[str]:
@@ -87,10 +94,10 @@ class Local:
     def pids(self, attempt: Attempt) -> dict[str, int]:
         return {task: record.pid for task, record in attempt.records().items() if is_alive(record.identity)}
 
-    def preempt(self, cluster: Cluster, task: str) -> None:
+    def preempt(self, cluster: Recorded, task: str) -> None:
         raise NotImplementedError
 
-    def lose(self, cluster: Cluster, task: str) -> None:
+    def lose(self, cluster: Recorded, task: str) -> None:
         raise NotImplementedError
 
     def kept(self, cluster: Cluster) -> set[str]:

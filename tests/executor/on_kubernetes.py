@@ -9,7 +9,7 @@ from fedsched.executor.backend import TaskBackend
 from fedsched.executor.kubernetes import KubernetesOptions, KubernetesTasks
 from fedsched.executor.orders import Programs
 from fedsched.executor.records import Attempt
-from tests.executor.cluster import Cluster, told_to_run
+from tests.executor.cluster import Cluster, Recorded, told_to_run
 from tests.executor.kube import Kube
 from tests.waiting import eventually
 
@@ -44,12 +44,12 @@ class OnKubernetes:
     def pids(self, attempt: Attempt) -> dict[str, int]:
         return told_to_run(attempt)
 
-    def preempt(self, cluster: Cluster, task: str) -> None:
+    def preempt(self, cluster: Recorded, task: str) -> None:
         self.kube.evict(NAMESPACE, cluster.record(task).handle)
 
     def kept(self, cluster: Cluster) -> set[str]:
         pods = self.kube.store.list("pods", NAMESPACE)
         return {pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
-    def lose(self, cluster: Cluster, task: str) -> None:
+    def lose(self, cluster: Recorded, task: str) -> None:
         self.kube.lose(cluster.record(task).node)

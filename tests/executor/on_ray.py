@@ -16,7 +16,7 @@ from fedsched.executor.backend import TaskBackend
 from fedsched.executor.orders import Programs
 from fedsched.executor.ray import RayOptions, RayTasks
 from fedsched.executor.records import Attempt
-from tests.executor.cluster import Cluster, told_to_run
+from tests.executor.cluster import Cluster, Recorded, told_to_run
 from tests.waiting import eventually
 
 ALONE = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "500"}
@@ -133,7 +133,7 @@ for group in placement_group_table().values():
     def pids(self, attempt: Attempt) -> dict[str, int]:
         return told_to_run(attempt)
 
-    def preempt(self, cluster: Cluster, task: str) -> None:
+    def preempt(self, cluster: Recorded, task: str) -> None:
         self.ray.run("ray.kill(ray.get_actor(sys.argv[3]))", self.namespace, cluster.record(task).handle)
 
     def kept(self, cluster: Cluster) -> set[str]:
@@ -147,5 +147,5 @@ print(*list_named_actors(), *filter(None, groups), sep="\\n")
         )
         return set(told.split())
 
-    def lose(self, cluster: Cluster, task: str) -> None:
+    def lose(self, cluster: Recorded, task: str) -> None:
         self.ray.kill(cluster.record(task).node)

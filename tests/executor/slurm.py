@@ -14,7 +14,7 @@ from fedsched.executor.backend import TaskBackend
 from fedsched.executor.orders import Programs
 from fedsched.executor.records import Attempt
 from fedsched.executor.slurm import SlurmOptions, SlurmTasks
-from tests.executor.cluster import Cluster, told_to_run
+from tests.executor.cluster import Cluster, Recorded, told_to_run
 from tests.waiting import eventually
 
 NODES = ("n1", "n2")
@@ -140,7 +140,7 @@ class OnSlurm:
     def pids(self, attempt: Attempt) -> dict[str, int]:
         return told_to_run(attempt)
 
-    def preempt(self, cluster: Cluster, task: str) -> None:
+    def preempt(self, cluster: Recorded, task: str) -> None:
         node = cluster.record(task).node
         self.slurm.ask(
             "sbatch", "-p", "urgent", "-w", node, "-c", "8", "--mem=10", "--wrap", "sleep 1", "-o", "/dev/null"
@@ -150,7 +150,7 @@ class OnSlurm:
         """Slurm itself forgets jobs that have ended."""
         return set(self.slurm.ask("squeue", "-h", "-o", "%A", "--states=PENDING,RUNNING,COMPLETING").split())
 
-    def lose(self, cluster: Cluster, task: str) -> None:
+    def lose(self, cluster: Recorded, task: str) -> None:
         """Only the daemon dies: the tasks of a node that is cut off run on, and nobody can reach them."""
         daemon = self.slurm.daemons[cluster.record(task).node]
         daemon.send_signal(signal.SIGKILL)

@@ -1,38 +1,30 @@
-"""Carries trainings out for the command line: what is there already, how far it is, what came out, where it lies."""
+"""What all trainings share on the command line: where their files lie, how they go on, and what is seen meanwhile."""
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from fedsched.errors import InvalidInput
-from fedsched.files import refuse_clashes
+from fedsched.files import refuse_clashes, write_whole
 from fedsched.policy.checkpoint import refuse_bad_places
-from fedsched.sim import teaching_state
-from fedsched.sim.experiment import files_of
-from fedsched.sim.teaching import Recipe, State, Tell, Training, write_log
 
-SHOWN = {
-    "RUN": "episode",
-    "SLOTS": "slots",
-    "CHOICES": "decisions",
-    "VERSION": "version",
-    "LOSS": "loss",
-    "ENTROPY": "entropy",
-    "REWARD": "mean_reward",
-    "JCT": "train_jct_slots",
-    "HELD-OUT": "jct_slots.all",
-}
-"""Columns that people see while it runs, and of the log; both JCTs are averages in slots."""
-SPARE = ("LOSS", "CHOICES", "VERSION")
-"""Left out where a terminal is narrow, the first one first."""
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Begin anew over an older training's files.")]
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", help="Checkpoint file to write; the log and the state lie beside it.", show_default=False
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class Place:
 
     @property
     def log(self) -> Path:
-        """A line of CSV per run."""
+        """A CSV line for every row that is told."""
         return self._beside(".csv")
 
     @property
@@ -68,32 +60,38 @@ class Place:
         return self.file.with_name(self.file.name.removesuffix(self.file.suffix) + ending)
 
 
-def look_around(place: Place, recipe: Recipe, scenario: Path) -> None:
+def look_around(place: Place, read: Iterable[Path], weights: Iterable[Path] = ()) -> None:
     """Before anything else: whether all files can be written.
+
+    Args:
+        place: where the training's files lie.
+        read: files that it is made from.
+        weights: checkpoint files that are written, if not the place's own one only.
 
     Raises:
         InvalidInput: one cannot, or something else would be lost.
     """
-    read = [*files_of(scenario), *([] if recipe.source in ("builtin", "scratch") else [Path(recipe.source)])]
-    groups = range(recipe.groups)
-    weights = [name(index, len(groups)) for index in groups for name in (place.of, place.best_of)]
+    read, weights = list(read), list(weights) or [place.file]
+    if place.file.exists() and not place.file.is_file() and not place.file.is_dir():
+        raise InvalidInput(
+            f"{place.file} is no regular file; a training keeps its log and its state beside one", "name a file"
+        )
     refuse_clashes([*read, *weights], [place.log, place.state])
     refuse_bad_places(read, weights)
 
 
-def begin(place: Place, recipe: Recipe, *, resume: bool, restart: bool) -> Training:
-    """The training to carry out, from its beginning or from where it was.
+def goes_on(place: Place, *, resume: bool, restart: bool) -> bool:
+    """Whether the training goes on from its state, or begins.
 
     Raises:
         InvalidInput: an older training's files are in the way, or there is nothing to go on from.
-        CorruptCheckpoint: the state or the first weights cannot be used.
     """
     if resume and restart:
         raise InvalidInput("--resume and --restart were both given; one of them was expected", "leave one out")
     if resume:
         if not place.state.exists():
             raise InvalidInput(f"there is no training to go on with: {place.state} is missing", "leave --resume out")
-        return teaching_state.load(place.state, recipe)
+        return True
     if place.state.exists() and not restart:
         raise InvalidInput(
             f"{place.state} is the state of a training that was begun before",
@@ -104,82 +102,61 @@ def begin(place: Place, recipe: Recipe, *, resume: bool, restart: bool) -> Train
             f"{place.log} is there and no training's state is; the log would be written over it",
             "name another file, or --restart",
         )
-    return Training(recipe)
+    return False
 
 
-def carry_out(training: Training, episodes: int, place: Place, command: str) -> dict[str, Any]:
-    """Train, keep the state after every run, write weights and log; returns what came of it.
-
-    Raises:
-        Failed: a run ended early; what was learnt before is kept.
-        KeyboardInterrupt: the same.
-    """
-    begun_s, decided = time.process_time(), _decisions(training.state)
-    slots = sum(training.state.slots.values())
-    with _shown(episodes, training.state) as show:
-
-        def tell(row: dict[str, Any], state: State) -> None:
-            # The state first: what the log tells must never be ahead of what can be gone on from.
-            teaching_state.kept(training).save(place.state)
-            write_log(place.log, state.rows)
-            show(row, state)
-
-        training.run(episodes, tell)
-    cpu_s = time.process_time() - begun_s
-    state = training.state
-    write_log(place.log, state.rows)  # it may have been missed by a training that was killed after its last run
-    _write_weights(training, place, command)
-    looks = [row for row in state.rows if "jct_slots.all" in row]
-    return {
-        "file": str(place.file),
-        "best_file": str(place.best),
-        "log": str(place.log),
-        "episodes": state.episodes,
-        "slots": sum(state.slots.values()),
-        "decisions": _decisions(state),
-        "version": max(standing.active.record.version for standing in state.standings),
-        "first_jct_slots": round(looks[0]["jct_slots.all"], 3),
-        "best_jct_slots": round(state.best["jct_slots.all"], 3),
-        "best_episode": state.best["episode"],
-        "last_jct_slots": round(looks[-1]["jct_slots.all"], 3),
-        "cpu_s": round(cpu_s, 2),
-        "slots_per_cpu_s": round((sum(state.slots.values()) - slots) / cpu_s, 1),
-        "decisions_per_cpu_s": round((_decisions(state) - decided) / cpu_s, 1),
-    }
+Row = Mapping[str, Any]
 
 
-def _decisions(state: State) -> int:
-    return sum(learner.recorded for learner in state.learners.values())
-
-
-def _write_weights(training: Training, place: Place, command: str) -> None:
-    state, recipe = training.state, training.recipe
-    groups = len(state.standings)
-    story: dict[str, str | int | float] = {
-        "command": command,
-        "experiment": recipe.name,
-        "seed": recipe.seed,
-        "episodes": state.episodes,
-        "slots": sum(state.slots.values()),
-        "decisions": _decisions(state),
-        "best_episode": state.best["episode"],
-        "best_jct_slots": round(state.best["jct_slots.all"], 3),
-    }
-    for index, standing in enumerate(state.standings):
-        active = standing.active
-        made = {**story, "version": active.record.version}
-        training.checkpoint(active.checkpoint.arrays, made).save(place.of(index, groups))
-        training.checkpoint(state.best_arrays[index], story).save(place.best_of(index, groups))
+def write_log(path: Path, rows: Sequence[Row]) -> None:
+    """Put the log in place in one step: CSV, a line per row; the same training writes the same one."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
 
 
 # --- What is shown -----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What people see of a log while it grows."""
+
+    columns: Mapping[str, str]
+    """Of the log, by their headings."""
+    curve: str
+    """The column whose course is drawn."""
+    about: str
+    """What that is."""
+    done: str
+    """The column that counts how far it is."""
+    spare: tuple[str, ...] = ()
+    """Headings that are left out where a terminal is narrow, the first one first."""
+
+    def line(self, row: Row) -> str:
+        """A row where there is no terminal."""
+        named = ((name, row.get(name)) for name in self.columns.values())
+        return ", ".join(f"{name} {_number(value)}" for name, value in named if value is not None)
+
+
+Show = Callable[[Sequence[Row]], None]
+"""Shows the log so far; the last row is the new one."""
+
+
 @contextmanager
-def _shown(episodes: int, state: State) -> Iterator[Tell]:
-    """Live numbers at a terminal, a line per run elsewhere."""
+def shown(view: View, total: int, done: int = 0) -> Iterator[Show]:
+    """Live numbers at a terminal, a line per row elsewhere.
+
+    Args:
+        view: what of it.
+        total: how far it goes, in the view's unit.
+        done: how far it is already.
+    """
     if not sys.stderr.isatty():
-        yield lambda row, _: typer.echo(_line(row), err=True)
+        yield lambda rows: typer.echo(view.line(rows[-1]), err=True)
         return
     from rich.console import Console, Group
     from rich.live import Live
@@ -187,28 +164,18 @@ def _shown(episodes: int, state: State) -> Iterator[Tell]:
 
     from fedsched.cli.output import grid
 
-    bar = Progress(TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    task = bar.add_task("runs", total=episodes, completed=state.episodes)
+    bar = Progress(TextColumn(f"{view.done}s"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    task = bar.add_task(view.done, total=total, completed=done)
     terminal = Console(stderr=True)
     with Live(bar, console=terminal, refresh_per_second=4) as live:
 
-        def show(row: dict[str, Any], now: State) -> None:
-            bar.update(task, completed=now.episodes)
-            lines = [_cells(row) for row in now.rows[-12:]]
-            live.update(
-                Group(grid(tuple(SHOWN), lines, SPARE, terminal.width), f"held-out JCT: {curve(now.rows)}", bar)
-            )
+        def show(rows: Sequence[Row]) -> None:
+            bar.update(task, completed=rows[-1][view.done])
+            lines = [tuple(_number(row.get(name)) for name in view.columns.values()) for row in rows[-12:]]
+            table = grid(tuple(view.columns), lines, view.spare, terminal.width)
+            live.update(Group(table, f"{view.about}: {curve(rows, view.curve)}", bar))
 
         yield show
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(_number(row.get(name)) for name in SHOWN.values())
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    named = ((name, row.get(name)) for name in SHOWN.values())
-    return ", ".join(f"{name} {_number(value)}" for name, value in named if value is not None)
 
 
 def _number(value: Any) -> str:
@@ -217,9 +184,9 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def curve(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The held-out JCT over the looks so far, as a line of blocks, with its first, lowest and last value."""
-    values = [row["jct_slots.all"] for row in rows if "jct_slots.all" in row]
+def curve(rows: Sequence[Row], column: str) -> str:
+    """A column over the rows that have it, as a line of blocks, with its first, lowest and last value."""
+    values = [row[column] for row in rows if column in row]
     if not values:
         return ""
     low, high = min(values), max(values)

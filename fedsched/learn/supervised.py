@@ -16,9 +16,10 @@ state and the action that grants this task are a sample. Departures from DL2's `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,6 +170,95 @@ class Fitted:
     """Mean cross-entropy of the last tenth of the minibatches."""
 
 
+class Fit:
+    """Minimises cross-entropy over the legal actions with Adam; only the policy network changes.
+
+    The same labels, steps and seed give the same weights, also when it was stopped and goes on from its `state`.
+
+    Args:
+        arrays: the weights to begin with.
+        labels: what is learnt.
+        steps: minibatches in all; the step size falls to zero over them.
+        batch_size: labels of each.
+        learning_rate: the first step's.
+        seed: of the order of jobs and of the batches.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        labels: Sequence[Label],
+        *,
+        steps: int,
+        batch_size: int = 256,
+        learning_rate: float = 5e-3,
+        seed: int,
+    ) -> None:
+        chance = stream(seed, "supervised/order")
+        labels = [*labels, *(reordered(label, chance) for label in labels)]
+        self._inputs, self._masks, self._actions = _tensors(labels)
+        self._batch_size = min(batch_size, len(labels))
+        self._steps = steps
+        self._learning_rate = learning_rate
+        self._draw = stream(seed, "supervised/batches").random
+        self.losses: list[float] = []
+        """Cross-entropy of each minibatch so far."""
+        self._begin(arrays)
+
+    def _begin(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._weights = parameters(arrays, torch.float64)
+        trained = [tensor for name, tensor in self._weights.items() if name.startswith("policy.")]
+        self._optimiser = torch.optim.Adam(trained, lr=self._learning_rate)
+
+    def run(self, until: int) -> None:
+        """Go on until so many steps are done."""
+        with one_thread():
+            for step in range(len(self.losses), until):
+                self._optimiser.param_groups[0]["lr"] = self._learning_rate * (1 - step / self._steps)
+                rows = torch.tensor(self._batch())
+                logits = forward(self._weights, "policy", self._inputs[rows])
+                legal = logits.masked_fill(~self._masks[rows], -torch.inf)
+                loss = torch.nn.functional.cross_entropy(legal, self._actions[rows])
+                self._optimiser.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                self._optimiser.step()
+                self.losses.append(float(loss.detach()))
+
+    def _batch(self) -> list[int]:
+        return [int(self._draw() * len(self._actions)) for _ in range(self._batch_size)]
+
+    def fitted(self) -> Fitted:
+        """What all steps made."""
+        last = self.losses[-max(1, self._steps // 10) :]
+        return Fitted(_rounded(self._weights), self.losses[0], sum(last) / len(last))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that the next steps depend on, by name."""
+        moments = self._optimiser.state_dict()["state"]
+        return {
+            **{f"weights/{name}": tensor.detach().numpy().copy() for name, tensor in self._weights.items()},
+            **{
+                f"adam/{index}/{name}": tensor.numpy().copy()
+                for index, of_one in moments.items()
+                for name, tensor in of_one.items()
+            },
+            "losses": np.array(self.losses),
+        }
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave."""
+        self._begin({name.removeprefix("weights/"): a for name, a in state.items() if name.startswith("weights/")})
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for key, array in state.items():
+            if key.startswith("adam/"):
+                _, index, name = key.split("/")
+                moments.setdefault(int(index), {})[name] = torch.tensor(array)
+        self._optimiser.load_state_dict({**self._optimiser.state_dict(), "state": moments})
+        self.losses = [float(loss) for loss in state["losses"]]
+        for _ in self.losses:
+            self._batch()  # the draws of the steps that are done
+
+
 def fit(
     arrays: Arrays,
     labels: Sequence[Label],
@@ -178,28 +268,10 @@ def fit(
     learning_rate: float = 5e-3,
     seed: int,
 ) -> Fitted:
-    """Minimise cross-entropy over the legal actions with Adam; only the policy network changes."""
-    chance = stream(seed, "supervised/order")
-    labels = [*labels, *(reordered(label, chance) for label in labels)]
-    inputs, masks, actions = _tensors(labels)
-    batch_size = min(batch_size, len(labels))
-    draw = stream(seed, "supervised/batches").random
-    losses = []
-    with one_thread():
-        weights = parameters(arrays, torch.float64)
-        trained = [tensor for name, tensor in weights.items() if name.startswith("policy.")]
-        optimiser = torch.optim.Adam(trained, lr=learning_rate)
-        for step in range(steps):
-            optimiser.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
-            rows = torch.tensor([int(draw() * len(labels)) for _ in range(batch_size)])
-            logits = forward(weights, "policy", inputs[rows]).masked_fill(~masks[rows], -torch.inf)
-            loss = torch.nn.functional.cross_entropy(logits, actions[rows])
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            losses.append(float(loss.detach()))
-        last = losses[-max(1, steps // 10) :]
-        return Fitted(_rounded(weights), losses[0], sum(last) / len(last))
+    """All of a `Fit` in one go."""
+    whole = Fit(arrays, labels, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+    whole.run(steps)
+    return whole.fitted()
 
 
 def _rounded(weights: dict[str, torch.Tensor]) -> dict[str, Array]:

@@ -35,6 +35,9 @@ class Run:
     cpu_s: float
 
 
+Keep = Callable[[SpeedStatistics, Sequence[Run]], None]
+
+
 def train(
     experiments: Sequence[ExperimentConfig],
     options: LearnedSpeedOptions,
@@ -42,7 +45,8 @@ def train(
     seed: int,
     runs: int,
     known: SpeedStatistics | None = None,
-    tell: Tell = lambda _: None,
+    done: Sequence[Run] = (),
+    keep: Keep = lambda statistics, done: None,
 ) -> tuple[SpeedStatistics, tuple[Run, ...]]:
     """Run the experiments' jobs under the policy in turn; what it learned, and how the runs went.
 
@@ -51,17 +55,19 @@ def train(
     Args:
         seed: of the first run; the next one draws from the next.
         known: where it starts from.
+        done: runs that are over, where it goes on; `known` is what was known after them.
+        keep: hears of every run that is over, and of what is known then.
 
     Raises:
         InvalidInput: a run did not end.
     """
-    statistics, done = known or SpeedStatistics(), []
-    for number in range(runs):
+    statistics, over = known or SpeedStatistics(), list(done)
+    for number in range(len(over), runs):
         experiment = experiments[number % len(experiments)]
         statistics, run = _run(experiment, options, seed + number, statistics)
-        tell(f"run {number + 1} of {runs}: JCT {run.jct_s:,.1f} s in {run.slots} slots; {run.observations:,} seen")
-        done.append(run)
-    return statistics, tuple(done)
+        over.append(run)
+        keep(statistics, over)
+    return statistics, tuple(over)
 
 
 def _run(

@@ -8,11 +8,8 @@ are named by seeds and numbers, so a training that was killed and resumed makes 
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +21,6 @@ from fedsched.core.rounds import Outcome
 from fedsched.errors import Failed, InvalidInput
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays
-from fedsched.files import write_whole
 from fedsched.learn.kinds import first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
 from fedsched.learn.stepping import SteppingLearner
@@ -455,21 +451,3 @@ def standing_of(training: Training, arrays: Arrays, version: int, optimiser: Ser
     standing = first_standing(training.policy_name, weights, training.recipe.learning_rate)
     record = structs.replace(standing.active.record, version=version)
     return Standing(replace(standing.active, record=record, optimiser=optimiser), version, 0)
-
-
-# --- The log -----------------------------------------------------------------------------------------------------
-
-
-def log_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The log as CSV, a line per run; it holds no wall times, so it is the same each time."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def write_log(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put the log in place in one step."""
-    write_whole(path, log_of(rows).encode())

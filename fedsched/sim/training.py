@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from typing import Any
 
 from fedsched.core.decision import Policy
-from fedsched.learn.supervised import Label, Watched, agreement, fingerprint, fit
+from fedsched.learn.supervised import Fit, Fitted, Label, Watched, agreement, fingerprint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Shape, initial
 from fedsched.policy.registry import heuristic
+from fedsched.sim.training_state import Kept
 from fedsched.sim.workload import draw_scenario
 from fedsched.sim.world import run_scenario
 
@@ -37,31 +39,69 @@ class WarmUp:
     student_jct_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class WarmUpPlan:
+    """What is learnt from whom. The same plan makes the same bytes."""
+
+    teacher: str = "drf"
+    seed: int = 0
+    steps: int = 4000
+    scenarios: int = 80
+    """Simulated clusters that the teacher is watched on."""
+    held_out: int = 10
+    """Others that judge the result."""
+
+    @property
+    def step_rows(self) -> int:
+        """Steps between two rows of the log."""
+        return max(1, self.steps // 40)
+
+    def plain(self) -> dict[str, Any]:
+        """All that decides what is made, as plain data."""
+        return asdict(self)
+
+    def step_of(self, begun: Kept | None) -> int:
+        """How many steps are done."""
+        return len(begun.arrays["losses"]) if begun is not None else 0
+
+
+Row = Mapping[str, int | float]
+Keep = Callable[[Kept, Sequence[Row]], None]
+"""Hears of all that the training goes on from, and of its log so far."""
+
+
 def warm_up(
-    *, teacher: str, seed: int, steps: int, scenarios: int, held_out: int, command: str, tell: Tell = lambda _: None
+    plan: WarmUpPlan,
+    command: str,
+    *,
+    begun: Kept | None = None,
+    keep: Keep = lambda kept, rows: None,
+    tell: Tell = lambda line: None,
 ) -> WarmUp:
-    """Train and judge. The same arguments give the same checkpoint, byte for byte.
+    """Train and judge. The same plan gives the same checkpoint, byte for byte, also when it was interrupted.
 
     Args:
-        scenarios: how many simulated clusters the teacher is watched on.
-        held_out: how many others judge the result.
+        plan: what is learnt.
         command: what a user types for this; it goes into the checkpoint.
+        begun: where an interrupted training goes on from.
+        keep: hears of every row of the log.
+        tell: hears what happens.
     """
-    shape = Shape()
-    tell(f"watching {teacher} on {scenarios} simulated clusters")
-    labels, _ = _watch(teacher, shape, seed * SEED_STRIDE, scenarios)
-    tell(f"learning {len(labels)} decisions in {steps} steps")
-    fitted = fit(initial(shape, seed), labels, steps=steps, learning_rate=3e-3, seed=seed)
-    tell(f"comparing on {held_out} other clusters")
+    shape, teacher, seed = Shape(), plan.teacher, plan.seed
+    tell(f"watching {teacher} on {plan.scenarios} simulated clusters")
+    labels, _ = _watch(teacher, shape, seed * SEED_STRIDE, plan.scenarios)
+    tell(f"learning {len(labels)} decisions in {plan.steps} steps")
+    fitted = _fitted(plan, labels, shape, begun, keep)
+    tell(f"comparing on {plan.held_out} other clusters")
     others = seed * SEED_STRIDE + HELD_OUT_OFFSET
-    held_out_labels, teacher_jct_s = _watch(teacher, shape, others, held_out)
+    held_out_labels, teacher_jct_s = _watch(teacher, shape, others, plan.held_out)
     agreed = agreement(fitted.arrays, held_out_labels)
     made: dict[str, str | int | float] = {
         "command": command,
         "teacher": teacher,
         "seed": seed,
-        "steps": steps,
-        "scenarios": scenarios,
+        "steps": plan.steps,
+        "scenarios": plan.scenarios,
         "labels": len(labels),
         "first_cluster": first_cluster(teacher, seed),
         "first_loss": round(fitted.first_loss, 3),
@@ -71,9 +111,28 @@ def warm_up(
         "torch": version("torch").split("+")[0],
     }
     student = DL2(fitted.arrays, shape=shape, seed=seed)
-    student_jct_s = _average_jct_s(student, heuristic(teacher), others, held_out)
+    student_jct_s = _average_jct_s(student, heuristic(teacher), others, plan.held_out)
     checkpoint = Checkpoint(fitted.arrays, shape, made)
     return WarmUp(checkpoint, len(labels), fitted.first_loss, fitted.last_loss, agreed, teacher_jct_s, student_jct_s)
+
+
+def _fitted(plan: WarmUpPlan, labels: Sequence[Label], shape: Shape, begun: Kept | None, keep: Keep) -> Fitted:
+    fit = Fit(initial(shape, plan.seed), labels, steps=plan.steps, learning_rate=3e-3, seed=plan.seed)
+    if begun is not None:
+        fit.restore(begun.arrays)
+    while len(fit.losses) < plan.steps:
+        fit.run(min(plan.steps, len(fit.losses) + plan.step_rows))
+        keep(Kept(plan.plain(), fit.state(), {}), rows_of(plan, fit.losses))
+    return fit.fitted()
+
+
+def rows_of(plan: WarmUpPlan, losses: Sequence[float]) -> list[Row]:
+    """The log: mean loss over the steps since the row before."""
+    parts = [losses[start : start + plan.step_rows] for start in range(0, len(losses), plan.step_rows)]
+    return [
+        {"step": number * plan.step_rows + len(part), "loss": sum(part) / len(part)}
+        for number, part in enumerate(parts)
+    ]
 
 
 def first_cluster(teacher: str, seed: int) -> str:

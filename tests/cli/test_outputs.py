@@ -29,6 +29,10 @@ WRITERS = {
     "sim run --html": f"{SIMULATE} --html FILE",
     "sim compare --per-job": "sim compare one.yaml --seeds 1 --workers 1 --per-job FILE",
 }
+TRAININGS = {
+    "train supervised": "train supervised FILE --steps 1 --scenarios 1 --held-out 1",
+    **{name: words for name, words in WRITERS.items() if name.startswith("train ") and "--" not in name},
+}
 WEIGHTS = ["train online", "train federated", "train speeds", "train set", "train set --best"]
 
 
@@ -88,6 +92,18 @@ def test_weights_are_never_written_over_what_are_none(run: Run, folder: Path, co
     assert (done.code, done.out) == (2, "")
     assert "notes.txt is there and is no checkpoint" in done.err
     assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "command", [name for name in sorted(WRITERS) if name.startswith("train ") and "--" not in name]
+)
+@pytest.mark.usefixtures("folder")
+def test_a_training_does_not_put_its_log_and_state_beside_a_device(run: Run, command: str) -> None:
+    """They would lie in /dev, or nowhere."""
+    done = run(*TRAININGS[command].replace("FILE", "/dev/null").split())
+    assert (done.code, done.out) == (2, "")
+    assert "/dev/null is no regular file" in done.err
+    assert not Path("/dev/null.state").exists()
 
 
 def test_a_trainings_log_is_not_written_over_somebodys_table(run: Run, folder: Path) -> None:

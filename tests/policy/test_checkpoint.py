@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
-from fedsched.cli.train import supervised
+from fedsched.cli.train_supervised import supervised
 from fedsched.config import PolicyConfig
 from fedsched.errors import CorruptCheckpoint
 from fedsched.policy import checkpoint, registry

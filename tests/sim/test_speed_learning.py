@@ -104,6 +104,31 @@ def test_speeds_are_trained_and_merged_on_the_command_line(tmp_path: Path, capsy
     assert "is no whole file of statistics" in capsys.readouterr().err
 
 
+def test_a_training_of_speeds_goes_on_where_it_was_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """One run after the other or all in one go: the same observations, in the same order."""
+    experiment = tmp_path / "e.yaml"
+    experiment.write_text(
+        "clusters: [{name: c, nodes: [{name: n, cpus: 48, gpus: 8}]}]\n"
+        "workload: {kind: elastic, jobs: 6}\n"
+        "policies: {learned: {name: learned_speed}}\n"
+        "slot_length_s: 1200\ncosts: {preset: free}\n"
+    )
+
+    def teach(name: str, *options: str) -> int:
+        return main(["train", "speeds", str(experiment), str(tmp_path / name), "--seed", "7", *options])
+
+    assert teach("whole", "--runs", "3") == 0
+    assert teach("parts", "--runs", "1") == 0
+    assert teach("parts", "--runs", "3") == 2, "an older training's files are in the way"
+    assert teach("parts", "--runs", "3", "--resume", "--explore", "2") == 2, "another recipe"
+    assert teach("parts", "--runs", "3", "--resume") == 0
+
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
+    log = (tmp_path / "whole.csv").read_text()
+    assert log == (tmp_path / "parts.csv").read_text()
+    assert [line.split(",")[:2] for line in log.splitlines()[1:]] == [["1", "7"], ["2", "8"], ["3", "9"]]
+
+
 def test_what_deciding_costs_is_measured_for_every_size_and_policy() -> None:
     """The promise of a few milliseconds a slot is checked by a command that everybody can run."""
     paces = decision_pace.measure(["learned_speed"], slots=3)

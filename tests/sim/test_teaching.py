@@ -300,7 +300,7 @@ def test_the_learning_section_names_its_switches() -> None:
 
 def test_the_curve_shows_first_lowest_and_last() -> None:
     rows = [{"jct_slots.all": value} for value in (9.0, 2.0, 5.0)]
-    assert curve([*rows, {"episode": 4}]) == "█▁▄  first 9, lowest 2, last 5"
+    assert curve([*rows, {"episode": 4}], "jct_slots.all") == "█▁▄  first 9, lowest 2, last 5"
 
 
 def test_fresh_weights_have_the_references_width() -> None:

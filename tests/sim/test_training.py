@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from fedsched.cli.teaching import Place
 from fedsched.cli.train import app
 from fedsched.errors import InvalidInput
+from fedsched.learn.supervised import Fit
 from fedsched.policy import checkpoint
 from fedsched.sim.training import first_cluster
 
@@ -28,6 +31,44 @@ def test_the_command_writes_weights_that_load_and_says_how_good_they_are(tmp_pat
     assert made.made["command"] == (
         "fedsched train supervised --teacher fifo --seed 3 --steps 5 --scenarios 1 --held-out 1 FILE"
     )
+
+
+QUICK = ["--teacher", "fifo", "--seed", "3", "--steps", "45", "--scenarios", "1", "--held-out", "1", "-o", "json"]
+
+
+def test_a_training_that_was_stopped_and_goes_on_makes_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainings are killed all the time; going on must cost nothing and change nothing."""
+    for folder in ("whole", "stopped"):
+        (tmp_path / folder).mkdir()
+    whole, stopped = (Place(tmp_path / folder / "w.safetensors") for folder in ("whole", "stopped"))
+    CliRunner().invoke(app, ["supervised", *QUICK, str(whole.file)], catch_exceptions=False)
+
+    run = Fit.run
+
+    def until_20(fit: Fit, until: int) -> None:
+        run(fit, until)
+        if until == 20:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "run", until_20)
+        CliRunner().invoke(app, ["supervised", *QUICK, str(stopped.file)])
+    assert not stopped.file.exists()
+    assert stopped.log.read_text().splitlines()[-1].startswith("19,")
+    with pytest.raises(InvalidInput, match="--resume goes on with it"):
+        CliRunner().invoke(app, ["supervised", *QUICK, str(stopped.file)], catch_exceptions=False)
+    other_teacher = ["supervised", *QUICK, str(stopped.file), "--resume", "--teacher", "srtf"]
+    with pytest.raises(InvalidInput, match="teacher is 'srtf' now and was 'fifo'"):
+        CliRunner().invoke(app, other_teacher, catch_exceptions=False)
+    CliRunner().invoke(app, ["supervised", *QUICK, str(stopped.file), "--resume"], catch_exceptions=False)
+
+    for one, other in ((whole.file, stopped.file), (whole.log, stopped.log), (whole.state, stopped.state)):
+        assert one.read_bytes() == other.read_bytes()
+    rows = list(csv.DictReader(whole.log.read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 46))
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
 
 
 def test_a_directory_that_is_not_there_is_noticed_before_the_work(tmp_path: Path) -> None:

@@ -143,14 +143,14 @@ from fedsched.core.commands import AskPolicy
 from fedsched.policy import checkpoint
 from fedsched.policy.dl2 import DL2
 from fedsched.policy.registry import HEURISTICS, heuristic
-from fedsched.sim.training import warm_up
+from fedsched.sim.training import WarmUpPlan, warm_up
 from fedsched.sim.workload import draw_scenario
 from fedsched.sim.world import run_scenario
 
 shipped = checkpoint.load(checkpoint.BUILTIN)
 for policy in [*(heuristic(name) for name in sorted(HEURISTICS)), DL2(shipped.arrays, shape=shipped.shape)]:
     print(policy.name, run_scenario(draw_scenario(7, jobs=5), policy, heuristic("drf")).digest)
-made = warm_up(teacher="optimus", seed=5, steps=15, scenarios=1, held_out=1, command="test")
+made = warm_up(WarmUpPlan("optimus", seed=5, steps=15, scenarios=1, held_out=1), "test")
 made.checkpoint.save(__import__("pathlib").Path(sys.argv[1]))
 """
 

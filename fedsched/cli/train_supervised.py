@@ -1,0 +1,81 @@
+"""`fedsched train supervised`: DL2 learns to decide as a heuristic does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsched.cli.output import Format, Output, emit, table
+from fedsched.cli.teaching import File, Place, Restart, Resume, View, goes_on, look_around, shown, write_log
+
+if TYPE_CHECKING:
+    from fedsched.sim.training import Row
+    from fedsched.sim.training_state import Kept
+
+VIEW = View({"STEP": "step", "LOSS": "loss"}, curve="loss", about="loss", done="step")
+
+
+class Teacher(StrEnum):
+    """Schedulers that can be learned from."""
+
+    DRF = "drf"
+    FIFO = "fifo"
+    OPTIMUS = "optimus"
+    SRTF = "srtf"
+
+
+def supervised(
+    file: File,
+    teacher: Annotated[Teacher, typer.Option(help="Scheduler whose decisions are learned.")] = Teacher.DRF,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the clusters, the first weights and the batches.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Minibatches to train on.")] = 4000,
+    scenarios: Annotated[int, typer.Option(min=1, help="Simulated clusters to watch the teacher on.")] = 80,
+    held_out: Annotated[int, typer.Option(min=1, help="Other clusters to judge the result on.")] = 10,
+    resume: Resume = False,
+    restart: Restart = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Warm DL2 up on a heuristic's decisions.
+
+    The same options give the same file, also when it was interrupted and resumed; all defaults give the weights that
+    ship with the package.
+    """
+    from fedsched.files import alone
+    from fedsched.sim import training_state
+    from fedsched.sim.training import WarmUpPlan, warm_up
+
+    place, plan = Place(file), WarmUpPlan(teacher.value, seed, steps, scenarios, held_out)
+    look_around(place, [])
+    command = (
+        f"fedsched train supervised --teacher {teacher.value} --seed {seed} --steps {steps} "
+        f"--scenarios {scenarios} --held-out {held_out} FILE"
+    )
+    with alone(place.state):
+        on = goes_on(place, resume=resume, restart=restart)
+        begun = training_state.load(place.state, plan.plain()) if on else None
+        with shown(VIEW, steps, plan.step_of(begun)) as show:
+
+            def keep(kept: Kept, rows: Sequence[Row]) -> None:
+                kept.save(place.state)
+                write_log(place.log, rows)
+                show(rows)
+
+            result = warm_up(plan, command, begun=begun, keep=keep, tell=lambda line: typer.echo(line, err=True))
+        result.checkpoint.save(file)
+    values = {
+        "file": str(file),
+        "log": str(place.log),
+        "digest": result.checkpoint.digest,
+        "labels": result.labels,
+        "first_loss": round(result.first_loss, 4),
+        "last_loss": round(result.last_loss, 4),
+        "agreement": round(result.agreement, 4),
+        "teacher": teacher.value,
+        "teacher_jct_s": round(result.teacher_jct_s, 2),
+        "student_jct_s": round(result.student_jct_s, 2),
+    }
+    if not emit(values, output, [str(file)]):
+        table(("DL2 AFTER SUPERVISED LEARNING", ""), list(values.items()))

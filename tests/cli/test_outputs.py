@@ -33,7 +33,7 @@ TRAININGS = {
     "train supervised": "train supervised FILE --steps 1 --scenarios 1 --held-out 1",
     **{name: words for name, words in WRITERS.items() if name.startswith("train ") and "--" not in name},
 }
-WEIGHTS = ["train online", "train federated", "train speeds", "train set", "train set --best"]
+WEIGHTS = ["train supervised", "train online", "train federated", "train speeds", "train set", "train set --best"]
 
 
 @pytest.fixture
@@ -88,15 +88,13 @@ def test_no_command_works_for_a_file_that_it_cannot_write_or_writes_over_what_it
 def test_weights_are_never_written_over_what_are_none(run: Run, folder: Path, command: str) -> None:
     """`train speeds A.yaml B.yaml` without a name for the result would eat the second experiment."""
     (folder / "notes.txt").write_text("mine")
-    done = run(*WRITERS[command].replace("FILE", "notes.txt").split())
+    done = run(*(WRITERS | TRAININGS)[command].replace("FILE", "notes.txt").split())
     assert (done.code, done.out) == (2, "")
     assert "notes.txt is there and is no checkpoint" in done.err
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "command", [name for name in sorted(WRITERS) if name.startswith("train ") and "--" not in name]
-)
+@pytest.mark.parametrize("command", sorted(set(TRAININGS) - {"train set"}))
 @pytest.mark.usefixtures("folder")
 def test_a_training_does_not_put_its_log_and_state_beside_a_device(run: Run, command: str) -> None:
     """They would lie in /dev, or nowhere."""

@@ -102,6 +102,21 @@ class SlotConfig(Tree):
         return self
 
 
+class RetryConfig(Tree):
+    """How long the attempt after a failed one is held back; its job holds no place meanwhile."""
+
+    first_s: float = Field(default=2.0, gt=0)
+    """Longest after a first failure; drawn from the upper half, and doubled with each failure in a row."""
+    max_s: float = Field(default=300.0, gt=0)
+    """Longest of all."""
+
+    @model_validator(mode="after")
+    def _grows(self) -> RetryConfig:
+        if self.max_s < self.first_s:
+            raise ValueError(f"max_s is {self.max_s}; it must not be below first_s ({self.first_s})")
+        return self
+
+
 def _policy_exists(name: str) -> str:
     if name not in plugins.available():
         raise PydanticCustomError("unknown_policy", "{problem}", {"problem": plugins.unknown(name)})
@@ -292,6 +307,7 @@ class AgentConfig(Tree):
     nodes: Nodes
     executor: ExecutorConfig = LocalExecutorConfig()
     slot: SlotConfig = SlotConfig()
+    retry: RetryConfig = RetryConfig()
     policy: PolicyConfig = PolicyConfig()
     learning: LearningConfig = LearningConfig()
     """Where an aggregator is named, and the policy can be taught."""

@@ -102,7 +102,14 @@ class Agent:
         self._policy = policy
         nodes = tuple(node.node() for node in config.nodes)
         self.scheduler = Scheduler(
-            SchedulerConfig(self._cluster, config.slot.length_s, keep_running=not config.preempt, ranked=ranks(policy)),
+            SchedulerConfig(
+                self._cluster,
+                config.slot.length_s,
+                keep_running=not config.preempt,
+                ranked=ranks(policy),
+                retry_first_s=config.retry.first_s,
+                retry_max_s=config.retry.max_s,
+            ),
             nodes,
         )
         self._agent_id = agent_id()

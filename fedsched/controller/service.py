@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -111,7 +112,7 @@ class JobsService(pb_grpc.JobsServicer):
         """Why the job is where it is."""
         self._ready()
         job = self._job(request.job_id)
-        return to_message(explain(job, self._cache.jobs(), self._cache.candidates()), pb.Explanation)
+        return to_message(explain(job, self._cache.jobs(), self._cache.candidates(), time.time()), pb.Explanation)
 
     def Events(self, request: pb.EventsRequest, context: grpc.ServicerContext) -> Iterator[pb.Transition]:
         """Transitions, oldest first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from math import ceil, isfinite
 
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Progress, Reason
@@ -59,16 +59,17 @@ def candidates(records: Iterable[Candidate], jobs: Iterable[Job]) -> list[Candid
     ]
 
 
-def explain(job: Job, jobs: Sequence[Job], clusters: Iterable[Candidate]) -> Explanation:
+def explain(job: Job, jobs: Sequence[Job], clusters: Iterable[Candidate], time_s: float) -> Explanation:
     """Explain `job`.
 
     Args:
+        time_s: now, on whichever clock; it only says how long a retry is still held back.
         jobs: all live jobs.
         clusters: all known clusters, as `candidates` gives them.
     """
     known = list(clusters)
     routing = route(job.spec, known)
-    reason, message = _dominant(job.status, routing, known)
+    reason, message = _dominant(job.status, routing, known, time_s)
     waiting = job.status.phase in _WAITING
     ahead = _ahead(job, jobs) if waiting else []
     return Explanation(
@@ -90,7 +91,7 @@ def trace_id(traceparent: str) -> str:
     return parts[1] if len(parts) == 4 else ""
 
 
-def _dominant(status: JobStatus, routing: Routing, clusters: list[Candidate]) -> tuple[Reason, str]:
+def _dominant(status: JobStatus, routing: Routing, clusters: list[Candidate], time_s: float) -> tuple[Reason, str]:
     if status.phase in TERMINAL or status.phase is JobPhase.HELD:
         return status.reason, status.message
     if status.phase is JobPhase.QUEUED:
@@ -100,6 +101,9 @@ def _dominant(status: JobStatus, routing: Routing, clusters: list[Candidate]) ->
     gone = next((state for state in clusters if state.name == status.cluster and not state.reachable), None)
     if status.phase is JobPhase.UNREACHABLE or gone is not None:
         return Reason.CLUSTER_UNREACHABLE, f"the agent of {status.cluster} is not connected; what runs there goes on"
+    if status.retry_s is not None:
+        left_s = ceil(status.retry_s - time_s)
+        return status.reason, f"{status.message}; tries again {f'in {left_s} s' if left_s > 0 else 'in the next slot'}"
     return status.reason, status.message
 
 
@@ -128,6 +132,8 @@ def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
         f"minimum {spec.minimum} needs {spec.demand_of(spec.minimum)}; maximum {spec.maximum}",
     ]
     state = next((state for state in clusters if state.name == status.cluster), None)
+    if status.retry_s is not None:
+        lines.append(f"attempts: {status.attempt}, failed: {status.failures}, in a row: {status.setbacks}")
     if status.phase in TERMINAL:
         lines.append(f"attempts: {status.attempt}, failed: {status.failures}, resizes: {status.resizes}")
         if status.progress.steps:
@@ -180,6 +186,8 @@ def _next_step(job: Job, reason: Reason) -> str:
     status = job.status
     if status.phase in (JobPhase.SUCCEEDED, JobPhase.CANCELLED):
         return "nothing: the job is over"
+    if status.retry_s is not None:
+        return f"wait, or read `fedsched logs {job.spec.job_id}`: attempts that fail in a row begin later and later"
     if reason in _NEXT_STEPS:
         return _NEXT_STEPS[reason].format(id=job.spec.job_id)
     if status.phase is JobPhase.FAILED:

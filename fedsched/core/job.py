@@ -358,6 +358,10 @@ class JobStatus(Record, frozen=True):
     changed_s: float | None = None
     """Unix time of the last change of the allocation."""
     finished_s: float | None = None
+    setbacks: int = 0
+    """Attempts in a row that ended badly and brought the job no further."""
+    retry_s: float | None = None
+    """Unix time before which no further attempt begins; None while none is held back."""
 
     @property
     def allocation(self) -> Allocation:

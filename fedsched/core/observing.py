@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from fedsched.core.decision import Decision, JobView, Observation
 from fedsched.core.ids import JobId
-from fedsched.core.job import JobPhase, Reason
+from fedsched.core.job import JobPhase, JobStatus, Reason
 from fedsched.core.resources import Resources
 from fedsched.core.state import ClusterState, LiveJob
 
@@ -20,10 +20,14 @@ def observe(state: ClusterState) -> Observation:
         slot=state.slot,
         slot_length_s=state.config.slot_length_s,
         nodes=state.machines,
-        jobs=tuple([_view(state, job) for job in state.ordered() if job.status.phase in VISIBLE]),
+        jobs=tuple([_view(state, job) for job in state.ordered() if _is_visible(job.status)]),
         time_s=state.slot_started_s,
         finished=tuple(state.finished),
     )
+
+
+def _is_visible(status: JobStatus) -> bool:
+    return status.phase in VISIBLE and status.retry_s is None
 
 
 def observe_some(state: ClusterState, job_ids: Iterable[JobId]) -> Observation:

@@ -99,7 +99,9 @@ class RankedQueue:
 
     def _follow(self, job: LiveJob, standing: _Standing, time_s: float) -> None:
         phase, key = job.status.phase, standing.key
-        if phase is _DISPATCHED:
+        if job.status.retry_s is not None:
+            self.unranked.pop(job.spec.job_id, None)  # as if it were not here until its time has come
+        elif phase is _DISPATCHED:
             if key is None or (job.status.attempt and self.rules.rerank != "none"):
                 self.unranked[job.spec.job_id] = None
             if key is not None:

@@ -194,6 +194,8 @@ class Scheduler:
         state.jobs[spec.job_id] = job
         if spec.max_runtime_s is not None:
             state.limited.add(spec.job_id)
+        if status.retry_s is not None:
+            state.held_back.add(spec.job_id)
         self._settle(time_s, job)
 
     def _cancel(self, event: CancelRequested) -> list[Command]:
@@ -282,14 +284,35 @@ class Scheduler:
         gained = job.status.progress.epochs > job.attempt_epochs
         blameless = event.reason in BLAMELESS or (event.reason is Reason.LOST and gained)
         failures = job.status.failures + (not blameless)
-        job.status = replace(job.status, failures=failures)
+        # What could not even be started would mostly meet the same again, whoever is to blame.
+        repeats = not blameless or job.status.phase is JobPhase.STARTING
+        setbacks = (1 if gained else job.status.setbacks + 1) if repeats else 0
+        job.status = replace(job.status, failures=failures, setbacks=setbacks)
         if event.reason in LIKELY_TO_REPEAT and not gained:
             return self._finish(event, job, Trigger.FAILED, event.reason, event.message)
         if failures >= job.spec.max_attempts:
             message = f"{failures} attempts failed, as many as allowed; the last: {event.reason.value}: {event.message}"
             reason = Reason.LOST if event.reason is Reason.LOST else Reason.ATTEMPTS_EXHAUSTED
             return self._finish(event, job, Trigger.FAILED, reason, message)
+        if setbacks:
+            job.status = replace(job.status, retry_s=event.time_s + self._pause_s(job.status))
+            self.state.held_back.add(job.spec.job_id)
         return self._move(event.time_s, job, Trigger.RETRY, event.reason, event.message, placement=())
+
+    def _pause_s(self, status: JobStatus) -> float:
+        """How long the next attempt is held back. Drawn, so that jobs which failed together do not come together."""
+        config = self.state.config
+        longest_s = min(config.retry_first_s * 2.0 ** min(status.setbacks - 1, 30), config.retry_max_s)
+        # Of the attempt and not of what was drawn before: the same after a restart.
+        return longest_s * (1.0 + stream(config.seed, f"retry/{status.job_id}/{status.attempt}").random()) / 2
+
+    def _release(self, time_s: float) -> None:
+        """Let those be seen again whose time for another attempt has come."""
+        for job in self.state.pick(self.state.held_back):
+            if job.status.retry_s is not None and job.status.retry_s <= time_s:
+                job.status = replace(job.status, retry_s=None)
+                self.state.held_back.discard(job.spec.job_id)
+                self._settle(time_s, job)
 
     def _finish(self, event: JobExited, job: LiveJob, trigger: Trigger, reason: Reason, message: str) -> SaveJob:
         done = max(0.0, job.status.progress.epochs - job.slot_epochs)
@@ -315,6 +338,8 @@ class Scheduler:
             for job in state.pick(state.limited):
                 commands += self._enforce_time_limit(time_s, job)
         state.slot, state.slot_started_s = event.slot, time_s
+        if state.held_back:
+            self._release(time_s)
         if state.leased and state.jobs:
             commands += self._decide(time_s)
         return commands

@@ -39,7 +39,11 @@ class SchedulerConfig(Record, frozen=True):
     explain: bool = True
     """Note with every job that waits why it does; a simulation that nobody asks does without."""
     seed: int = 0
-    """Of the rule `random`."""
+    """Of the rule `random`, and of how long retries are held back."""
+    retry_first_s: float = 2.0
+    """The attempt that follows a failed one begins at least half, and at most all, of this later..."""
+    retry_max_s: float = 300.0
+    """...doubled with each failure in a row, up to this."""
 
 
 @dataclass(slots=True)
@@ -164,6 +168,8 @@ class ClusterState:
     """Live jobs whose progress has changed since the slot began."""
     limited: set[JobId] = field(default_factory=set)
     """Live jobs with a time limit."""
+    held_back: set[JobId] = field(default_factory=set)
+    """Live jobs whose next attempt has to wait for its time: no policy sees them before."""
     unsettled: set[JobId] = field(default_factory=set)
     """Live jobs whose target is not what they hold."""
     in_motion: set[JobId] = field(default_factory=set)
@@ -195,8 +201,14 @@ class ClusterState:
         return sorted(self.jobs.values(), key=_order)
 
     def waiting(self) -> list[LiveJob]:
-        """Live jobs that wait for their next attempt, by `(submitted_s, job_id)`."""
-        return [job for job in self.ordered() if job.status.phase is JobPhase.DISPATCHED]
+        """Live jobs that wait for a place, by `(submitted_s, job_id)`."""
+        waiting = [job for job in self.ordered() if job.status.phase is JobPhase.DISPATCHED]
+        return [job for job in waiting if job.status.retry_s is None] if self.held_back else waiting
+
+    def next_retry_s(self) -> float | None:
+        """When the first of those that are held back may begin; None if there is none."""
+        times = [self.jobs[job_id].status.retry_s for job_id in self.held_back]
+        return min((retry_s for retry_s in times if retry_s is not None), default=None)
 
     def pick(self, job_ids: set[JobId]) -> list[LiveJob]:
         """These of the live jobs by `(submitted_s, job_id)`."""
@@ -231,7 +243,7 @@ class ClusterState:
         job_id = job.spec.job_id
         del self.jobs[job_id]
         self.elastic -= not job.spec.rigid
-        for some in (self.progressed, self.limited, self.unsettled, self.in_motion, self.unsure):
+        for some in (self.progressed, self.limited, self.held_back, self.unsettled, self.in_motion, self.unsure):
             some.discard(job_id)
 
     def attained(self, job: LiveJob, time_s: float) -> dict[str, float]:

@@ -50,16 +50,10 @@ ANSWER_S = 400.0
 and a coordinator ends a job in which none ends for long."""
 NEWS_S = 0.5
 """How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
-TROUBLE_PAUSE_S = 5.0
-"""How long an attempt that the machine could not start is not yet over."""
 SWEEP_S = 30.0
 """Longest wait for what ended tasks left behind."""
 IDLE_S = 20.0
 """A job in which no step has ended for so long says so, and again each time that has doubled."""
-BACK_OFF_S = (1.0, 60.0)
-"""Pause before the attempt that follows a failed one, doubled with each failure, and the longest."""
-NO_FAILURES = frozenset({Reason.PREEMPTED, Reason.NODE_LOST, Reason.FINISHED})
-"""Ends of attempts after which the next one may begin at once."""
 LOG_TAIL_BYTES = 16384
 JOB_ENDED = "the job ended: "
 """What a worker of the elastic runtime says when it ends because the job has failed."""
@@ -218,7 +212,6 @@ class AttemptDriver:
         self._resize: _Resize | None = None
         self._restore: _Restore | None = None
         self._ending: _Ending | None = None
-        self._stop_wanted = False
         self._silent = False
         self._let_go = False
 
@@ -261,7 +254,6 @@ class AttemptDriver:
             if self._control is not None:
                 self._control.close()
         if not self._let_go:
-            self._wait_out()
             self._conclude()
 
     def _tick(self) -> None:
@@ -317,7 +309,6 @@ class AttemptDriver:
         while self._after is not None and self._after.is_alive() and not self._let_go:
             self._read_mail()
         self._after = None
-        self._back_off()
         self._join_until = time.monotonic() + self._context.deadlines.join_s
         if self._start_order is None:
             self._take_up()
@@ -329,24 +320,6 @@ class AttemptDriver:
         self._start(None, seq=self._start_order.seq)
         # Counted from here: a launcher that had to load first is not the job's fault.
         self._join_until = time.monotonic() + self._context.deadlines.join_s
-
-    def _back_off(self) -> None:
-        """What failed a moment ago mostly fails again: attempts after failed ones begin later and later."""
-        until = time.monotonic() + (self._pause_s() if self._start_order is not None else 0.0)
-        while time.monotonic() < until and self._ending is None and not self._let_go:
-            self._read_mail()
-
-    def _pause_s(self) -> float:
-        failures, ended_s = 0, 0.0
-        for number in range(self._files.number - 1, 0, -1):
-            exited = records.read(JobExited, Attempt(self._files.job_dir, number).exited)
-            if exited is None or exited.reason in NO_FAILURES:
-                break
-            failures, ended_s = failures + 1, max(ended_s, exited.time_s)
-        if not failures:
-            return 0.0
-        pause_s = min(BACK_OFF_S[0] * 2.0 ** min(failures - 1, 30), BACK_OFF_S[1])
-        return max(0.0, pause_s - max(0.0, self._context.clock() - ended_s))
 
     def _take_up(self) -> None:
         """Find out what an earlier executor left: the tasks on record, and a stop that was under way."""
@@ -744,7 +717,6 @@ class AttemptDriver:
             records.write(self._files.stop, order)
         except OSError as problem:  # only an adoption would miss it
             _log.warning("cannot take note that %s is to stop: %s", self.name, problem)
-        self._stop_wanted = True
         now = time.monotonic()
         before = self._ending
         if before is not None:
@@ -806,14 +778,6 @@ class AttemptDriver:
             if time.monotonic() - told_at > 10.0:
                 told_at = time.monotonic()
                 _log.warning("tasks of %s do not die of SIGKILL; waiting for them", self.name)
-
-    def _wait_out(self) -> None:
-        """A machine that can start nothing is not asked again at once, but an order to stop is obeyed at any moment."""
-        until = time.monotonic() + TROUBLE_PAUSE_S
-        while self._ending is not None and self._ending.reason is Reason.NODE_LOST and time.monotonic() < until:
-            self._read_mail()
-            if self._let_go or self._stop_wanted:
-                return
 
     def _conclude(self) -> None:
         """Nothing of the attempt runs any more: say so, once, and for good."""

@@ -17,7 +17,7 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, Reason
 from fedsched.errors import Conflict, FedschedError
 from fedsched.executor import records
-from fedsched.executor.attempt import TROUBLE_PAUSE_S, AttemptDriver, Context, Deadlines, Discard
+from fedsched.executor.attempt import AttemptDriver, Context, Deadlines, Discard
 from fedsched.executor.backend import TaskBackend
 from fedsched.executor.fence import Fence
 from fedsched.executor.orders import Programs, Surroundings
@@ -121,7 +121,8 @@ class JobExecutor:
             # Without the note a later executor cannot refuse this order; ending jobs must work on a full disk.
             _log.warning("cannot take note of an order: %s", problem)
             if isinstance(command, StartJob):
-                self._refuse_for_now(command, f"cannot write to {self._layout.root}: {problem.strerror}")
+                message = f"cannot write to {self._layout.root}: {problem.strerror}"
+                self._post_exit(command.spec.job_id, command.attempt, Reason.NODE_LOST, message)
                 return
         self._drivers = {key: driver for key, driver in self._drivers.items() if driver.is_alive()}
         match command:
@@ -137,13 +138,6 @@ class JobExecutor:
     def _answer_for(self, command: ExecutorCommand, message: str) -> None:
         if isinstance(command, StartJob):
             self._post_exit(command.spec.job_id, command.attempt, Reason.START_FAILED, message)
-
-    def _refuse_for_now(self, command: StartJob, message: str) -> None:
-        """The machine's fault; told a little later, because the order will be given again as soon as it is."""
-        answer = (command.spec.job_id, command.attempt, Reason.NODE_LOST, message)
-        timer = threading.Timer(TROUBLE_PAUSE_S, self._post_exit, answer)
-        timer.daemon = True
-        timer.start()
 
     def _post_exit(self, job_id: JobId, attempt: int, reason: Reason, message: str) -> None:
         self._context.post(JobExited(self._context.clock(), job_id, attempt, reason, message))

@@ -300,6 +300,8 @@ class JobStatus(_message.Message):
     STARTED_S_FIELD_NUMBER: _builtins.int
     CHANGED_S_FIELD_NUMBER: _builtins.int
     FINISHED_S_FIELD_NUMBER: _builtins.int
+    SETBACKS_FIELD_NUMBER: _builtins.int
+    RETRY_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     phase: _builtins.str
     reason: _builtins.str
@@ -314,6 +316,8 @@ class JobStatus(_message.Message):
     started_s: _builtins.float
     changed_s: _builtins.float
     finished_s: _builtins.float
+    setbacks: _builtins.int
+    retry_s: _builtins.float
     @_builtins.property
     def placement(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskPlacement]: ...
     @_builtins.property
@@ -337,10 +341,12 @@ class JobStatus(_message.Message):
         started_s: _builtins.float | None = ...,
         changed_s: _builtins.float | None = ...,
         finished_s: _builtins.float | None = ...,
+        setbacks: _builtins.int = ...,
+        retry_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_changed_s", b"_changed_s", "_cluster", b"_cluster", "_dispatched_s", b"_dispatched_s", "_finished_s", b"_finished_s", "_started_s", b"_started_s", "changed_s", b"changed_s", "cluster", b"cluster", "dispatched_s", b"dispatched_s", "finished_s", b"finished_s", "progress", b"progress", "started_s", b"started_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_changed_s", b"_changed_s", "_cluster", b"_cluster", "_dispatched_s", b"_dispatched_s", "_finished_s", b"_finished_s", "_retry_s", b"_retry_s", "_started_s", b"_started_s", "changed_s", b"changed_s", "cluster", b"cluster", "dispatched_s", b"dispatched_s", "finished_s", b"finished_s", "progress", b"progress", "retry_s", b"retry_s", "started_s", b"started_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_changed_s", b"_changed_s", "_cluster", b"_cluster", "_dispatched_s", b"_dispatched_s", "_finished_s", b"_finished_s", "_started_s", b"_started_s", "attempt", b"attempt", "changed_s", b"changed_s", "cluster", b"cluster", "dispatched_s", b"dispatched_s", "failures", b"failures", "finished_s", b"finished_s", "job_id", b"job_id", "message", b"message", "phase", b"phase", "placement", b"placement", "progress", b"progress", "reason", b"reason", "resizes", b"resizes", "seq", b"seq", "started_s", b"started_s", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_changed_s", b"_changed_s", "_cluster", b"_cluster", "_dispatched_s", b"_dispatched_s", "_finished_s", b"_finished_s", "_retry_s", b"_retry_s", "_started_s", b"_started_s", "attempt", b"attempt", "changed_s", b"changed_s", "cluster", b"cluster", "dispatched_s", b"dispatched_s", "failures", b"failures", "finished_s", b"finished_s", "job_id", b"job_id", "message", b"message", "phase", b"phase", "placement", b"placement", "progress", b"progress", "reason", b"reason", "resizes", b"resizes", "retry_s", b"retry_s", "seq", b"seq", "setbacks", b"setbacks", "started_s", b"started_s", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__changed_s: _TypeAlias = _typing.Literal["changed_s"]  # noqa: Y015
     _WhichOneofArgType__changed_s: _TypeAlias = _typing.Literal["_changed_s", b"_changed_s"]  # noqa: Y015
@@ -350,6 +356,8 @@ class JobStatus(_message.Message):
     _WhichOneofArgType__dispatched_s: _TypeAlias = _typing.Literal["_dispatched_s", b"_dispatched_s"]  # noqa: Y015
     _WhichOneofReturnType__finished_s: _TypeAlias = _typing.Literal["finished_s"]  # noqa: Y015
     _WhichOneofArgType__finished_s: _TypeAlias = _typing.Literal["_finished_s", b"_finished_s"]  # noqa: Y015
+    _WhichOneofReturnType__retry_s: _TypeAlias = _typing.Literal["retry_s"]  # noqa: Y015
+    _WhichOneofArgType__retry_s: _TypeAlias = _typing.Literal["_retry_s", b"_retry_s"]  # noqa: Y015
     _WhichOneofReturnType__started_s: _TypeAlias = _typing.Literal["started_s"]  # noqa: Y015
     _WhichOneofArgType__started_s: _TypeAlias = _typing.Literal["_started_s", b"_started_s"]  # noqa: Y015
     @_typing.overload
@@ -360,6 +368,8 @@ class JobStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dispatched_s) -> _WhichOneofReturnType__dispatched_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_s) -> _WhichOneofReturnType__finished_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_s) -> _WhichOneofReturnType__retry_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__started_s) -> _WhichOneofReturnType__started_s | None: ...
 

@@ -341,6 +341,9 @@ class SimulatedCluster:
         self._tell(SlotStarted(self._clock.now_s, self._ticks))
         self._ticks += 1
         self.slots += 1
+        retry_s = self._loop.scheduler.state.next_retry_s() if self._loop is not None else None
+        if retry_s is not None:
+            self._call_decision(max(retry_s, self._clock.now_s))
 
     def _review(self, planned_s: float) -> None:
         if self._review_s == planned_s:  # else a later answer has named another time

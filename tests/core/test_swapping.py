@@ -79,7 +79,7 @@ def test_two_rigid_jobs_swap_types_on_a_full_cluster() -> None:
     said = world.status("a")
     assert (said.phase, said.reason) == (JobPhase.DISPATCHED, Reason.PREEMPTED)
     assert said.message == "moves to v100, where others leave for its own place; it starts again there"
-    told = explain(Job(world.specs[JobId("a")], said), [], [])
+    told = explain(Job(world.specs[JobId("a")], said), [], [], world.now_s)
     assert (told.reason, told.next_step) == (
         Reason.PREEMPTED,
         "nothing: it goes on from its checkpoint as soon as it has its place",

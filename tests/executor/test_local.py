@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsched.core.commands import AdoptJobs, StopJob
+from fedsched.core.commands import AdoptJobs
 from fedsched.core.events import JobExited, JobScaled, JobStarted, ScaleFailed
 from fedsched.core.job import Reason
-from fedsched.executor import attempt, launching, records
+from fedsched.executor import launching, records
 from fedsched.executor.jobs import JobExecutor
-from fedsched.executor.records import AttemptRecord, LauncherRecord
+from fedsched.executor.records import LauncherRecord
 from tests.executor.cluster import JOB, STAND_IN, Cluster, placement
 from tests.waiting import eventually
 
@@ -158,50 +158,3 @@ def test_a_switch_that_takes_longer_than_its_deadline_is_waited_for(cluster: Clu
     assert cluster.all_of(ScaleFailed) == []
     assert before.items() <= cluster.pids().items()
     assert cluster.alive() == {"coordinator", "ps-0", "worker-0", "worker-1"}
-
-
-def test_attempts_after_failed_ones_begin_later_and_later(cluster: Cluster) -> None:
-    """A job that fails at once would be started many times a minute, and keep the machine from others."""
-    spec = cluster.spec(run("crash"))
-    for number in range(1, 4):
-        mark = cluster.mark()
-        cluster.start(spec, placement(1, 1), attempt=number)
-        cluster.wait_for(JobExited, after=mark)
-
-    ends = [event.time_s for event in cluster.all_of(JobExited)]
-    began = [records.read(AttemptRecord, cluster.layout.attempt(JOB, number).order) for number in (2, 3)]
-    pauses = [record.started_s - end for record, end in zip(began, ends, strict=False) if record is not None]
-    assert pauses[0] >= 1.0
-    assert pauses[1] >= 2.0
-
-
-def test_a_job_that_waits_after_a_failure_can_be_stopped_at_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever sees a job fail cancels it; that must not take as long as the pause."""
-    monkeypatch.setattr(attempt, "BACK_OFF_S", (600.0, 600.0))
-    spec = cluster.spec(run("crash"))
-    cluster.start(spec, placement(1, 1))
-    cluster.wait_for(JobExited)
-    mark = cluster.mark()
-    cluster.start(spec, placement(1, 1), attempt=2)
-    cluster.executor.submit(StopJob(1, cluster.next_seq(), JOB, 2, Reason.CANCELLED_BY_USER, False, 1.0))
-
-    exited = cluster.wait_for(JobExited, after=mark, deadline_s=10.0)
-
-    assert (exited.attempt, exited.reason) == (2, Reason.CANCELLED_BY_USER)
-    assert cluster.alive(attempt=2) == set()
-
-
-def test_a_preempted_attempt_is_followed_at_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only failures are paid for with waiting."""
-    monkeypatch.setattr(attempt, "BACK_OFF_S", (600.0, 600.0))
-    spec = cluster.spec()
-    cluster.start(spec, placement(1, 1))
-    cluster.wait_for(JobStarted)
-    cluster.stop(Reason.PREEMPTED, grace_s=1.0)
-    cluster.wait_for(JobExited)
-    mark = cluster.mark()
-    cluster.start(spec, placement(1, 1), attempt=2)
-
-    assert cluster.wait_for(JobStarted, after=mark).attempt == 2

@@ -22,8 +22,10 @@ from pydantic_core import PydanticCustomError
 
 from fedsched import yamlfile
 from fedsched.core.cluster import Node
+from fedsched.core.gate import GateRule
 from fedsched.core.ids import NodeName
 from fedsched.core.resources import Resources
+from fedsched.core.versions import AcceptRule
 from fedsched.errors import InvalidConfiguration
 from fedsched.policy import plugins
 from fedsched.yamlfile import shown
@@ -148,6 +150,29 @@ class PolicyConfig(Tree):
     seed: int = 0
     explore: bool = True
     """Sample actions (needed to learn on line) instead of taking the likeliest."""
+
+
+class PromotionConfig(Tree):
+    """What an agent does with new versions that the federation makes of its policy."""
+
+    accept: Literal["shadow", "at_once"] = "shadow"
+    """`shadow`: compare each with the one that decides, and promote it if it does no harm; `at_once`: promote all."""
+    margin: float = Field(default=0.02, ge=0, lt=1)
+    """So much worse, by estimated progress, still counts as no harm."""
+    slots_min: int = Field(default=20, ge=2)
+    """Slots in which both were asked, before anything is concluded."""
+    slots_max: int = Field(default=320, ge=2)
+    """What has not shown by then that it does no harm is refused."""
+
+    @model_validator(mode="after")
+    def _slots_fit(self) -> PromotionConfig:
+        if self.slots_max < self.slots_min:
+            raise ValueError(f"slots_max is {self.slots_max}; it must be at least slots_min ({self.slots_min})")
+        return self
+
+    def rule(self) -> AcceptRule:
+        """The same for the core."""
+        return AcceptRule(self.accept, GateRule(self.margin, self.slots_min, self.slots_max))
 
 
 class TracingConfig(Tree):
@@ -311,6 +336,7 @@ class AgentConfig(Tree):
     policy: PolicyConfig = PolicyConfig()
     learning: LearningConfig = LearningConfig()
     """Where an aggregator is named, and the policy can be taught."""
+    promotion: PromotionConfig = PromotionConfig()
     tracing: TracingConfig = TracingConfig()
     lease_ttl_s: LeaseLength = 10
     preempt: bool = False
@@ -361,6 +387,7 @@ class FederationConfig(Tree):
     slot: SlotConfig = SlotConfig(length_s=2.0, decision_s_max=1.0)
     rounds: RoundConfig = RoundConfig(interval_s=20.0, quorum=2)
     learning: LearningConfig = LearningConfig()
+    promotion: PromotionConfig = PromotionConfig()
     tracing: TracingConfig = TracingConfig()
     lease_ttl_s: LeaseLength = 5
     clusters: tuple[ClusterConfig, ...] = Field(min_length=1)

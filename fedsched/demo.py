@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fedsched import jobfile, local, tracing
 from fedsched.adapters.rpc import JobsClient
 from fedsched.addresses import free_address
-from fedsched.config import ClusterConfig, FederationConfig, NodeConfig, RoundConfig, SlotConfig
+from fedsched.config import ClusterConfig, FederationConfig, NodeConfig, PromotionConfig, RoundConfig, SlotConfig
 from fedsched.core.ids import JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, Reason, Transition
 from fedsched.core.views import Job
@@ -102,6 +102,7 @@ def _federation() -> FederationConfig:
         aggregator=free_address(),
         slot=SlotConfig(length_s=2.0, decision_s_max=1.0),
         rounds=RoundConfig(interval_s=10.0, quorum=2, samples_min=4),
+        promotion=PromotionConfig(accept="at_once"),  # half a minute proves nothing about a version
         clusters=tuple(
             ClusterConfig(name=name, nodes=tuple(NodeConfig(name=f"{name}-{n}", cpus=3, memory_gb=6) for n in (1, 2)))
             for name in CLUSTERS

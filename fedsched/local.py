@@ -347,6 +347,7 @@ class _Start:
                     slot=config.slot,
                     policy=cluster.policy,
                     learning=config.learning,
+                    promotion=config.promotion,
                     tracing=self._tracing,
                     lease_ttl_s=config.lease_ttl_s,
                     labels=cluster.labels,

@@ -69,6 +69,8 @@ class FederationClient:
         hello: who the agent is now; called from the client's threads, often, so it must be quick.
         learner: gives gradients; called from one thread of the client's.
         on_policy: takes an offered version; returns None, or why it does not run it. Called from the stream's thread.
+        on_requested: takes the answer to a `request`: the version, and why there is none where there is none. Called
+            from the stream's thread.
     """
 
     def __init__(
@@ -78,10 +80,14 @@ class FederationClient:
         hello: Callable[[], Hello],
         learner: GradientSource,
         on_policy: Callable[[PolicyOffer], str | None],
+        on_requested: Callable[[PolicyOffer, str], None] = lambda offer, missing: None,
     ) -> None:
         self._address = address
         self._hello = hello
         self._on_policy = on_policy
+        self._on_requested = on_requested
+        self._wanted: set[int] = set()
+        """Versions that were asked for and have not come; asked for again on every new stream."""
         self._app = flower_client.client_app(hello, learner)
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -103,6 +109,14 @@ class FederationClient:
         """Whether the aggregator has welcomed this agent and the stream lives."""
         session = self._session
         return session is not None and session.welcomed and not session.over.is_set()
+
+    def request(self, version: int) -> None:
+        """Ask for a version of the policy; does not wait, and is not forgotten while there is no aggregator."""
+        with self._lock:
+            self._wanted.add(version)
+            session = self._session
+        if session is not None and session.welcomed and not session.over.is_set():
+            session.send(_request(version))
 
     def close(self) -> None:
         """Leave the federation. Returns at once even when a gradient is being computed; that one is given up."""
@@ -170,6 +184,10 @@ class FederationClient:
         if kind == "welcome":
             session.welcomed = True
             self._told = ""
+            with self._lock:
+                wanted = sorted(self._wanted)
+            for version in wanted:
+                session.send(_request(version))
             _log.info("taking part in the rounds of %s (fedsched %s)", self._address, message.welcome.server_version)
         elif kind == "refusal":
             session.refusal = message.refusal
@@ -179,6 +197,15 @@ class FederationClient:
             self._accept(session, flower.from_bytes(message.request))
         elif kind == "policy_offer":
             self._consider(session, message.policy_offer)
+        elif kind == "requested_policy":
+            self._receive(message.requested_policy)
+
+    def _receive(self, answer: pb.RequestedPolicy) -> None:
+        with self._lock:
+            known = answer.policy.version in self._wanted
+            self._wanted.discard(answer.policy.version)
+        if known:
+            self._on_requested(_offer(answer.policy), answer.missing)
 
     def _accept(self, session: _Session, request: Message) -> None:
         with self._lock:
@@ -201,7 +228,7 @@ class FederationClient:
                 session.send(_reply(reply))
 
     def _consider(self, session: _Session, offered: pb.PolicyOffer) -> None:
-        offer = PolicyOffer(offered.name, offered.version, offered.digest, offered.checkpoint, offered.traceparent)
+        offer = _offer(offered)
         attributes: dict[str, tracing.Value] = {"cluster": self._hello().cluster, "version": offer.version}
         with tracing.span("policy.take", parent=offer.traceparent, attributes=attributes) as span:
             try:
@@ -218,6 +245,14 @@ class FederationClient:
         if news != self._told:
             self._told = news
             _log.warning("%s; scheduling goes on with the policy at hand", news)
+
+
+def _offer(offered: pb.PolicyOffer) -> PolicyOffer:
+    return PolicyOffer(offered.name, offered.version, offered.digest, offered.checkpoint, offered.traceparent)
+
+
+def _request(version: int) -> pb.AgentMessage:
+    return pb.AgentMessage(policy_request=pb.PolicyRequest(version=version))
 
 
 def _hello_message(hello: Hello) -> pb.AgentMessage:

@@ -15,6 +15,7 @@ from fedsched.adapters import rpc
 from fedsched.adapters.flower import node_of
 from fedsched.adapters.flower_grid import StreamGrid
 from fedsched.core.ids import ClusterName
+from fedsched.errors import FedschedError, StoreUnavailable
 from fedsched.federation.source import WIRE_VERSION, Hello, PolicyOffer
 from fedsched.pb import federation_pb2 as pb
 from fedsched.pb import federation_pb2_grpc as pb_grpc
@@ -28,7 +29,7 @@ OUTGOING_MAX = 16
 
 
 class Membership(Protocol):
-    """Whom the server tells about the agents. Called with the server's lock held: answers at once."""
+    """Whom the server tells about the agents. Answers at once: all but `version` are called with the server's lock."""
 
     def joined(self, hello: Hello) -> str:
         """An agent wants to take part; returns why it may not, or nothing."""
@@ -38,6 +39,13 @@ class Membership(Protocol):
 
     def answered_offer(self, cluster: ClusterName, version: int, refused: str) -> None:
         """An agent took a policy version, or did not and says why."""
+
+    def version(self, number: int) -> PolicyOffer:
+        """A version that an agent asks for.
+
+        Raises:
+            FedschedError: there is none, or its file cannot be used.
+        """
 
     def left(self, cluster: ClusterName) -> None:
         """An agent's stream ended."""
@@ -110,15 +118,7 @@ class FederationServer(pb_grpc.FederationServicer):
 
     def offer(self, offer: PolicyOffer, clusters: tuple[ClusterName, ...]) -> None:
         """Send a policy version to these clusters as far as they are connected; does not wait."""
-        message = pb.ServerMessage(
-            policy_offer=pb.PolicyOffer(
-                name=offer.name,
-                version=offer.version,
-                digest=offer.digest,
-                checkpoint=offer.checkpoint,
-                traceparent=offer.traceparent,
-            )
-        )
+        message = pb.ServerMessage(policy_offer=_offer_message(offer))
         with self._lock:
             for cluster in clusters:
                 connection = self._connections.get(cluster)
@@ -172,7 +172,23 @@ class FederationServer(pb_grpc.FederationServicer):
                     self._membership.answered_offer(
                         connection.cluster, message.policy_answer.version, message.policy_answer.refused
                     )
+        elif kind == "policy_request":
+            answer = self._requested(message.policy_request.version)
+            if answer is not None:
+                connection.send(pb.ServerMessage(requested_policy=answer))
         return True  # What a newer agent says beyond this is not for us.
+
+    def _requested(self, version: int) -> pb.RequestedPolicy | None:
+        try:
+            return pb.RequestedPolicy(policy=_offer_message(self._membership.version(version)))
+        except StoreUnavailable as problem:
+            # No answer is none: the agent asks again when it connects anew.
+            _log.warning("version %d cannot be looked up: %s", version, problem.message)
+            return None
+        except FedschedError as problem:
+            return pb.RequestedPolicy(
+                policy=pb.PolicyOffer(name=self._policy, version=version), missing=problem.message
+            )
 
     def _greet(self, connection: Connection, said: pb.AgentHello) -> bool:
         refusal = _skew(said) or self._other_policy(said)
@@ -246,6 +262,16 @@ class FederationServer(pb_grpc.FederationServicer):
     def _node_ids(self) -> list[int]:
         with self._lock:
             return sorted(node_of(cluster) for cluster in self._connections)
+
+
+def _offer_message(offer: PolicyOffer) -> pb.PolicyOffer:
+    return pb.PolicyOffer(
+        name=offer.name,
+        version=offer.version,
+        digest=offer.digest,
+        checkpoint=offer.checkpoint,
+        traceparent=offer.traceparent,
+    )
 
 
 def _skew(said: pb.AgentHello) -> pb.Refusal | None:

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from fedsched import __version__, addresses, errors, tracing
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, Transition
+from fedsched.core.versions import Candidate, Comparison, Promotion, VersionName
 from fedsched.core.views import ClusterView, Explanation, Job, Submission
 from fedsched.errors import AddressInUse, FedschedError, InvalidInput, TimedOut, Unreachable, VersionSkew
 from fedsched.pb import jobs_pb2 as pb
@@ -299,6 +300,32 @@ class JobsClient:
             for item in reply.policies
         )
 
+    def promote(self, cluster: str, version: VersionName, by: str, why: str = "") -> Promotion:
+        """Order that this version decide in a cluster; `promotions` tells what becomes of it."""
+        request = pb.PromoteRequest(cluster=cluster, version=to_message(version, pb.VersionName), by=by, why=why)
+        return _record(Promotion, self._one(self._stub.Promote, request).promotion)
+
+    def rollback(self, cluster: str, by: str, why: str = "") -> Promotion:
+        """Order that what decided before decides again."""
+        request = pb.RollbackRequest(cluster=cluster, by=by, why=why)
+        return _record(Promotion, self._one(self._stub.Rollback, request).promotion)
+
+    def promotions(self, cluster: str) -> tuple[Promotion, ...]:
+        """A cluster's orders, oldest first."""
+        reply = self._one(self._stub.Promotions, pb.PromotionsRequest(cluster=cluster))
+        return tuple(_record(Promotion, item) for item in reply.promotions)
+
+    def shadow(self, cluster: str, version: VersionName | None, by: str, promote: bool = False) -> Candidate | None:
+        """Have this version run in a cluster's shadow; None ends what does."""
+        wanted = to_message(version, pb.VersionName) if version is not None else None
+        reply = self._one(self._stub.Shadow, pb.ShadowRequest(cluster=cluster, version=wanted, promote=promote, by=by))
+        return _record(Candidate, reply.candidate) if reply.HasField("candidate") else None
+
+    def comparisons(self, cluster: str = "") -> tuple[Comparison, ...]:
+        """How candidates stand, by cluster."""
+        reply = self._one(self._stub.Comparisons, pb.ComparisonsRequest(cluster=cluster))
+        return tuple(_record(Comparison, item) for item in reply.comparisons)
+
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
@@ -335,6 +362,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _record(kind: type[T], message: Message) -> T:
+    return codec.from_plain(kind, _plain(MessageToDict(message)))
 
 
 def _metadata() -> tuple[tuple[str, str], ...]:

@@ -21,6 +21,7 @@ from fedsched.agent.membership import agent_id, take_term
 from fedsched.agent.remembering import PolicyMemory
 from fedsched.agent.ticking import Ticker
 from fedsched.agent.tracing import JobTraces
+from fedsched.agent.versions import LiveVersions
 from fedsched.config import AgentConfig, RoundConfig
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.commands import Command, SaveJob
@@ -121,6 +122,11 @@ class Agent:
             self._build(config, store, policy, undo)
             self._parts = undo.pop_all()
 
+    @property
+    def policy(self) -> Policy:
+        """What decides, bare."""
+        return self._policy
+
     def run(self) -> Stop:
         """Drive the loop until the agent is told to stop."""
         return self._inbox.drain(self._loop)
@@ -132,6 +138,8 @@ class Agent:
     def _build(self, config: AgentConfig, store: EtcdStore, policy: Policy, undo: contextlib.ExitStack) -> None:
         ledger = StoreLedger(store, self._cluster, self._term, self._inbox)
         undo.callback(ledger.close)
+        versions = LiveVersions(config, store, policy, self._term)
+        undo.callback(versions.close)
         learner = kinds.learner_for(policy, config.learning, RoundConfig().batch_size)
         deciding = DecidingPolicy(
             self._inbox.post,
@@ -140,6 +148,7 @@ class Agent:
             decision_s_max=config.slot.decision_s_max,
             learner=learner,
             remember=PolicyMemory(config.state_dir / "policy-state", policy).keep,
+            shadow=versions.look,
         )
         undo.callback(deciding.close)
         root = backends.directory(config)
@@ -172,7 +181,7 @@ class Agent:
         undo.callback(AssignmentWatch(store, self._cluster, self._inbox.post).close)
         undo.callback(AttachClient(store, self._cluster, self._agent_id, self._read_logs(executor)).close)
         if isinstance(policy, Learnable) and learner is not None and config.aggregator is not None:
-            undo.callback(self._join_federation(config.aggregator, policy, learner).close)
+            undo.callback(self._join_federation(config.aggregator, policy, learner, versions).close)
         undo.callback(Ticker(config.slot.length_s, self._inbox.post).close)
 
     def _register(self, store: EtcdStore) -> LeaseKeeper:
@@ -245,10 +254,16 @@ class Agent:
 
         return read
 
-    def _join_federation(self, aggregator: str, policy: Learnable, learner: ClusterLearner) -> FederationClient:
-        learning = ClusterLearning(self._cluster, policy, learner)
+    def _join_federation(
+        self, aggregator: str, policy: Learnable, learner: ClusterLearner, versions: LiveVersions
+    ) -> FederationClient:
+        learning = ClusterLearning(self._cluster, policy, learner, versions.offered)
 
         def hello() -> Hello:
             return Hello(self._cluster, self._term, __version__, policy.name, learning.version, learning.samples)
 
-        return FederationClient(aggregator, hello=hello, learner=learning, on_policy=learning.take)
+        client = FederationClient(
+            aggregator, hello=hello, learner=learning, on_policy=learning.take, on_requested=versions.requested
+        )
+        versions.take_requests(client.request)
+        return client

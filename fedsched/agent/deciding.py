@@ -32,6 +32,7 @@ class DecidingPolicy:
         decision_s_max: how long a decision may take.
         learner: hears of the policy's choices and of what they brought; None where it cannot be taught.
         remember: called after the policy was asked and before its answer is given.
+        shadow: sees each slot that was decided, how, and how long the policy took; must be quick.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class DecidingPolicy:
         decision_s_max: float,
         learner: ClusterLearner | None = None,
         remember: Callable[[], None] = lambda: None,
+        shadow: Callable[[AskPolicy, Decision, float], None] = lambda question, decision, took_s: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._post = post
@@ -51,6 +53,7 @@ class DecidingPolicy:
         self._fallback = fallback
         self._decision_s_max = decision_s_max
         self._learner = learner
+        self._shadow = shadow
         self._clock = clock
         self._questions: queue.Queue[AskPolicy | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -91,8 +94,10 @@ class DecidingPolicy:
                 late = slot not in self._watchdogs
             if late:
                 continue  # the fallback has answered while an older question was still being decided
+            began_s = time.monotonic()
             with self._deciding(question) as span:
                 decision = guardrail.decide(question, self._policy, self._fallback)
+                took_s = time.monotonic() - began_s
                 self._remember()
                 traceparent = _described(span, decision)
             trace = self._policy.last_trace() if isinstance(self._policy, Learnable) and not decision.fallback else ()
@@ -103,6 +108,7 @@ class DecidingPolicy:
             if self._learner is not None and trace:
                 self._learner.record(slot, trace)
             self._answer(decision)
+            self._shadow(question, decision, took_s)
 
     def _too_late(self, question: AskPolicy) -> None:
         if not self._claim(question.observation.slot):
@@ -116,6 +122,7 @@ class DecidingPolicy:
             decision = guardrail.fall_back(question, self._fallback, reason)
             self.last_span = _described(span, decision)
         self._answer(decision)
+        self._shadow(question, decision, self._decision_s_max)
 
     def _deciding(self, question: AskPolicy) -> AbstractContextManager[Span]:
         observation = question.observation

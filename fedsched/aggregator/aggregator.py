@@ -161,6 +161,17 @@ class Aggregator:
         else:
             _log.info("cluster %s runs version %d", cluster, version)
 
+    def version(self, number: int) -> PolicyOffer:
+        """A version that an agent asks for.
+
+        Raises:
+            NotFound: there is none of that number any more.
+            CorruptCheckpoint: its file is damaged or gone.
+            StoreUnavailable: etcd does not answer.
+        """
+        found = self._policies.read(number)
+        return PolicyOffer(found.record.name, number, found.record.digest, found.data)
+
     # What the strategy brings, in `run`'s thread.
 
     def answered(self, event: UpdateArrived | UpdateWithheld, update: Update | None, traceparent: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
-from fedsched.errors import Conflict, CorruptCheckpoint
+from fedsched.errors import Conflict, CorruptCheckpoint, NotFound
 from fedsched.federation.loop import Version
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.files import write_whole
@@ -76,6 +76,22 @@ class PolicyStore:
         if damaged:
             self._fall_back(active.record.version, damaged)
         return Standing(active, version_last, number_last)
+
+    def read(self, number: int) -> Version:
+        """A version, whether or not it is in force.
+
+        Raises:
+            NotFound: there is none of that number any more.
+            CorruptCheckpoint: its file is damaged or gone.
+            StoreUnavailable: etcd does not answer.
+        """
+        entry = self._store.get(keys.policy_version(self._name, number))
+        if entry is None:
+            raise NotFound(
+                f"policy {self._name} has no version {number}; the newest {VERSIONS_KEPT} are kept",
+                "list them with `fedsched policy list`",
+            )
+        return self._read(codec.loads(PolicyRecord, entry.value))
 
     def write(self, version: int, digest: str, data: bytes, optimiser: ServerOptimiser) -> NewWeights:
         """Make a version's files durable; nobody sees them before `save`.

@@ -43,3 +43,14 @@ def address(server: str) -> str:
     if not re.fullmatch(r"[^:\s]+:\d{1,5}", server):
         raise InvalidInput(f"server {server!r} is not an address; host:port was expected", "e.g. 127.0.0.1:7480")
     return server
+
+
+def user() -> str:
+    """Who gives the command; empty where the machine does not know."""
+    import getpass
+
+    try:
+        return str(getpass.getuser())
+    except (KeyError, OSError):
+        # A container may run as a user without a name.
+        return ""

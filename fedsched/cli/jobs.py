@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsched.cli.connect import Server, connect
+from fedsched.cli.connect import Server, connect, user
 from fedsched.cli.output import Format, Output, clock, emit, emit_line, moment, span, table
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def submit(
     """Submit a job."""
     from fedsched import jobfile
 
-    spec = jobfile.load(file, name=name, command=command or (), user=_user())
+    spec = jobfile.load(file, name=name, command=command or (), user=user())
     with connect(server) as client:
         submission = _submit_traced(client, spec, idempotency_key, dry_run)
         job = submission.job
@@ -274,16 +274,6 @@ def _cluster_row(view: ClusterView) -> tuple[object, ...]:
         f"{record.running}{mark}",
         f"{record.policy}{version}{' (fallback)' if record.fallback else ''}",
     )
-
-
-def _user() -> str:
-    import getpass
-
-    try:
-        return str(getpass.getuser())
-    except (KeyError, OSError):
-        # A container may run as a user without a name.
-        return ""
 
 
 def _submit_traced(client: JobsClient, spec: JobSpec, key: str, dry_run: bool) -> Submission:

@@ -26,7 +26,18 @@ class Format(StrEnum):
 Output = Annotated[Format, typer.Option("-o", "--output", help="How to show the result.")]
 
 MOMENTS = frozenset(
-    {"submitted_s", "dispatched_s", "started_s", "changed_s", "finished_s", "time_s", "created_s", "start_s", "end_s"}
+    {
+        "submitted_s",
+        "dispatched_s",
+        "started_s",
+        "changed_s",
+        "finished_s",
+        "time_s",
+        "created_s",
+        "start_s",
+        "end_s",
+        "newest_s",
+    }
 )
 """Fields that hold unix times, not durations. JSON shows them as RFC 3339 under a name that ends in `_at`."""
 WIDE = 400

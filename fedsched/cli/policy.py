@@ -1,4 +1,4 @@
-"""Commands about the policies that there are: policy list, policy show, policy merge."""
+"""Commands about the policies that there are: policy list, show, merge. Others of the group are in `promoting`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsched.cli import promoting
 from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, emit, moment, span, table
 
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    group = typer.Typer(help="Look at the policies that there are.", no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(
+        help="Look at policies, and choose which version decides where.", no_args_is_help=True, rich_markup_mode=None
+    )
     group.command("list")(list_policies)
     group.command()(show)
     group.command()(merge)
+    promoting.register(group)
     app.add_typer(group, name="policy")
 
 

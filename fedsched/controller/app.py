@@ -22,6 +22,7 @@ from fedsched.controller.cache import Cache
 from fedsched.controller.dispatcher import Dispatcher
 from fedsched.controller.history import History
 from fedsched.controller.lines import Lines
+from fedsched.controller.promoting import Promoting
 from fedsched.controller.service import JobsService
 from fedsched.core.cluster import ControllerRecord
 from fedsched.errors import StoreUnavailable
@@ -58,7 +59,8 @@ class Controller:
             watch = cache.follow(store)
             undo.callback(watch.close)
             lines = Lines()
-            service = JobsService(store, cache, history, Admission(store, cache, history, actor), lines)
+            admission, promoting = Admission(store, cache, history, actor), Promoting(store, cache)
+            service = JobsService(store, cache, history, admission, lines, promoting)
 
             def add_services(server: grpc.Server) -> None:
                 add_JobsServicer_to_server(service, server)

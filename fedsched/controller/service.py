@@ -17,14 +17,16 @@ from fedsched.controller.admission import Admission, no_such_job
 from fedsched.controller.cache import Cache
 from fedsched.controller.history import History
 from fedsched.controller.lines import Lines
+from fedsched.controller.promoting import Promoting
 from fedsched.core.explain import arrival, explain
-from fedsched.core.ids import JobId
+from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec
+from fedsched.core.versions import VersionName
 from fedsched.core.views import Job
 from fedsched.errors import NotFound, Unreachable
 from fedsched.pb import jobs_pb2 as pb
 from fedsched.pb import jobs_pb2_grpc as pb_grpc
-from fedsched.runtime import keys
+from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Store
 
 WAIT_S = 0.5
@@ -36,12 +38,15 @@ LOAD_S = 5.0
 class JobsService(pb_grpc.JobsServicer):
     """What users may ask. While etcd is away every call says so, and works again by itself when it is back."""
 
-    def __init__(self, store: Store, cache: Cache, history: History, admission: Admission, lines: Lines) -> None:
+    def __init__(
+        self, store: Store, cache: Cache, history: History, admission: Admission, lines: Lines, promoting: Promoting
+    ) -> None:
         self._store = store
         self._cache = cache
         self._history = history
         self._admission = admission
         self._lines = lines
+        self._promoting = promoting
         self._closing = threading.Event()
 
     def close(self) -> None:
@@ -175,6 +180,43 @@ class JobsService(pb_grpc.JobsServicer):
                 if not request.name or name == request.name
             ]
         )
+
+    def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.PromotionReply:
+        """Order that a version decide."""
+        self._ready()
+        cluster, name = ClusterName(request.cluster), from_message(VersionName, request.version)
+        promotion = self._promoting.promote(cluster, name, request.by, request.why)
+        return pb.PromotionReply(promotion=_struct(codec.to_plain(promotion)))
+
+    def Rollback(self, request: pb.RollbackRequest, context: grpc.ServicerContext) -> pb.PromotionReply:
+        """Order that what decided before decide again."""
+        self._ready()
+        promotion = self._promoting.rollback(ClusterName(request.cluster), request.by, request.why)
+        return pb.PromotionReply(promotion=_struct(codec.to_plain(promotion)))
+
+    def Promotions(self, request: pb.PromotionsRequest, context: grpc.ServicerContext) -> pb.PromotionsReply:
+        """A cluster's orders."""
+        self._ready()
+        cluster = ClusterName(request.cluster)
+        self._promoting.check(cluster)
+        history = self._promoting.history(cluster)
+        return pb.PromotionsReply(promotions=[_struct(codec.to_plain(promotion)) for promotion in history])
+
+    def Shadow(self, request: pb.ShadowRequest, context: grpc.ServicerContext) -> pb.ShadowReply:
+        """Name a candidate, or end the comparison."""
+        self._ready()
+        name = from_message(VersionName, request.version) if request.HasField("version") else None
+        candidate = self._promoting.shadow(ClusterName(request.cluster), name, request.by, request.promote)
+        return pb.ShadowReply(candidate=_struct(codec.to_plain(candidate)) if candidate is not None else None)
+
+    def Comparisons(self, request: pb.ComparisonsRequest, context: grpc.ServicerContext) -> pb.ComparisonsReply:
+        """How candidates stand."""
+        self._ready()
+        cluster = ClusterName(request.cluster) if request.cluster else None
+        if cluster is not None:
+            self._promoting.check(cluster)
+        found = self._promoting.comparisons(cluster)
+        return pb.ComparisonsReply(comparisons=[_struct(codec.to_plain(comparison)) for comparison in found])
 
     def _ready(self) -> None:
         """Make sure that what the cache says is not old: etcd answers, and its contents have come.

@@ -53,8 +53,8 @@ class Verdict(Record, frozen=True):
     """Cases in which the new one failed and the old one did not."""
     change: float
     """Mean difference, new less old, relative to the old one's mean size; above 0 is better."""
-    error: float
-    """To either side of `change`, with 95 % one-sided confidence."""
+    error: float | None
+    """To either side of `change`, with 95 % one-sided confidence; None where fewer than two cases can be compared."""
     why: str
 
     @property
@@ -82,7 +82,7 @@ def accepts(old: Sequence[float], new: Sequence[float], rule: GateRule | None = 
     failures = sum(isfinite(before) and not isfinite(after) for before, after in pairs)
     both = [(before, after) for before, after in pairs if isfinite(before) and isfinite(after)]
     change, error = _compare(both)
-    outcome, why = _judge(len(pairs), failures, change, error, rule)
+    outcome, why = _judge(len(pairs), len(both), failures, change, error, rule)
     return Verdict(outcome, len(both), failures, change, error, why)
 
 
@@ -93,12 +93,16 @@ def due(cases: int, rule: GateRule | None = None) -> bool:
     return cases == rule.cases_max or (remainder == 0 and looks > 0 and looks & (looks - 1) == 0)
 
 
-def _judge(cases: int, failures: int, change: float, error: float, rule: GateRule) -> tuple[Outcome, str]:
+def _judge(
+    cases: int, compared: int, failures: int, change: float, error: float | None, rule: GateRule
+) -> tuple[Outcome, str]:
     if cases < rule.cases_min:
         return Outcome.UNDECIDED, f"{cases} cases so far; {rule.cases_min} at least are compared"
     if failures > rule.failures_max * cases:
         return Outcome.REFUSED, f"it failed in {failures} of {cases} cases; {rule.failures_max:.0%} may fail"
-    told = f"{change:+.1%} ± {error:.1%} over {cases} cases"
+    if error is None:
+        return Outcome.UNDECIDED, f"only {compared} of {cases} cases can be compared"
+    told = f"{change:+.1%} ± {error:.1%} over {compared} cases"
     if change - error >= -rule.margin:
         return Outcome.ACCEPTED, f"it does no harm: {told}; worse by {rule.margin:.1%} would be harm"
     if change + error < -rule.margin:
@@ -108,21 +112,21 @@ def _judge(cases: int, failures: int, change: float, error: float, rule: GateRul
     return Outcome.UNDECIDED, f"{told}; that may still be {rule.margin:.1%} worse"
 
 
-def _compare(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _compare(pairs: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
     """Mean relative difference and its error; of a single case none is known."""
     scale = sum(abs(before) for before, _ in pairs) / len(pairs) if pairs else 0.0
     differences = [after - before for before, after in pairs]
-    if pairs and not any(differences):
-        return 0.0, 0.0
     if not pairs:
-        return 0.0, float("inf")
+        return 0.0, None
+    if not any(differences):
+        return 0.0, 0.0
     if scale == 0.0:
         # Where the old one was never worth anything, any gain is one and any loss is harm, whatever its size.
         scale = sum(map(abs, differences)) / len(differences)
     change = sum(differences) / len(differences) / scale
     batches = min(BATCHES, len(pairs))
     if batches < 2:
-        return change, float("inf")
+        return change, None
     cuts = [len(differences) * number // batches for number in range(batches + 1)]
     means = [sum(differences[a:b]) / (b - a) / scale for a, b in pairwise(cuts)]
     middle = sum(means) / batches

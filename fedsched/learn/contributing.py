@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 
 from fedsched.core.ids import ClusterName
+from fedsched.core.versions import Version
 from fedsched.errors import CorruptCheckpoint
 from fedsched.federation.source import Arrays, Declined, Gradient, PolicyOffer
 from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import checkpoint
-from fedsched.policy.learnable import Learnable
-
-_log = logging.getLogger(__name__)
+from fedsched.policy.learnable import Learnable, misfit
 
 
 class ClusterLearning:
-    """What an agent gives to the federation and takes from it."""
+    """What an agent gives to the federation and takes from it.
 
-    def __init__(self, cluster: ClusterName, policy: Learnable, learner: ClusterLearner) -> None:
+    Args:
+        offered: takes a version's file once it was found to be sound; whether and when it decides is not said here.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterName,
+        policy: Learnable,
+        learner: ClusterLearner,
+        offered: Callable[[Version, bytes], None],
+    ) -> None:
+        self._offered = offered
         self._cluster = cluster
         self._policy = policy
         self._learner = learner
@@ -26,7 +36,7 @@ class ClusterLearning:
         self._counted_at = learner.recorded
         """The same of the last gradient that is known to have counted in a round."""
         self.version = 0
-        """Of the weights taken from the federation; 0 while the agent still runs its own first ones."""
+        """The newest that was taken from the federation; 0 before the first."""
 
     @property
     def samples(self) -> int:
@@ -50,19 +60,18 @@ class ClusterLearning:
         return gradient
 
     def take(self, offer: PolicyOffer) -> str | None:
-        """Decide with the offered version from the next slot on; None, or why not."""
+        """Look at an offered version and pass it on; None, or what is wrong with it."""
         try:
             offered = checkpoint.from_bytes(offer.checkpoint, f"policy {offer.name} version {offer.version}")
         except CorruptCheckpoint as problem:
             return problem.message
         if offered.digest != offer.digest:
             return f"its digest is {offered.digest}; announced was {offer.digest}"
+        wrong = misfit(offered.arrays, self._policy.shape.layers())
+        if wrong:
+            return f"weights of version {offer.version} cannot be used: {wrong}"
         if self._cluster in str(offered.made.get("contributors", "")).split(", "):
             self._counted_at = self._given_at
-        try:
-            self._policy.load(offer.version, offered.arrays)
-        except ValueError as problem:
-            return str(problem)
+        self._offered(Version(offer.name, offer.version, offer.digest), offer.checkpoint)
         self.version = offer.version
-        _log.info("policy %s version %d decides from the next slot on", offer.name, offer.version)
         return None

@@ -24,6 +24,7 @@ class AgentMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     REPLY_FIELD_NUMBER: _builtins.int
     POLICY_ANSWER_FIELD_NUMBER: _builtins.int
+    POLICY_REQUEST_FIELD_NUMBER: _builtins.int
     reply: _builtins.bytes
     """a serialized Flower Message that answers a request"""
     @_builtins.property
@@ -32,18 +33,21 @@ class AgentMessage(_message.Message):
 
     @_builtins.property
     def policy_answer(self) -> Global___PolicyAnswer: ...
+    @_builtins.property
+    def policy_request(self) -> Global___PolicyRequest: ...
     def __init__(
         self,
         *,
         hello: Global___AgentHello | None = ...,
         reply: _builtins.bytes = ...,
         policy_answer: Global___PolicyAnswer | None = ...,
+        policy_request: Global___PolicyRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "policy_answer", b"policy_answer", "reply", b"reply"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "policy_answer", b"policy_answer", "policy_request", b"policy_request", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "policy_answer", b"policy_answer", "reply", b"reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "hello", b"hello", "policy_answer", b"policy_answer", "policy_request", b"policy_request", "reply", b"reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "reply", "policy_answer"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "reply", "policy_answer", "policy_request"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -111,6 +115,27 @@ class PolicyAnswer(_message.Message):
 Global___PolicyAnswer: _TypeAlias = PolicyAnswer  # noqa: Y015
 
 @_typing.final
+class PolicyRequest(_message.Message):
+    """Asks for a version that the agent was not offered, or no longer has: somebody wants it to decide there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyRequest: _TypeAlias = PolicyRequest  # noqa: Y015
+
+@_typing.final
 class ServerMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -118,6 +143,7 @@ class ServerMessage(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     POLICY_OFFER_FIELD_NUMBER: _builtins.int
+    REQUESTED_POLICY_FIELD_NUMBER: _builtins.int
     request: _builtins.bytes
     """a serialized Flower Message"""
     @_builtins.property
@@ -128,6 +154,8 @@ class ServerMessage(_message.Message):
 
     @_builtins.property
     def policy_offer(self) -> Global___PolicyOffer: ...
+    @_builtins.property
+    def requested_policy(self) -> Global___RequestedPolicy: ...
     def __init__(
         self,
         *,
@@ -135,12 +163,13 @@ class ServerMessage(_message.Message):
         refusal: Global___Refusal | None = ...,
         request: _builtins.bytes = ...,
         policy_offer: Global___PolicyOffer | None = ...,
+        requested_policy: Global___RequestedPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "requested_policy", b"requested_policy", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "requested_policy", b"requested_policy", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "refusal", "request", "policy_offer"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "refusal", "request", "policy_offer", "requested_policy"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -213,6 +242,32 @@ class Refusal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
+
+@_typing.final
+class RequestedPolicy(_message.Message):
+    """The answer to a PolicyRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    missing: _builtins.str
+    """why there is no such version; empty: there is"""
+    @_builtins.property
+    def policy(self) -> Global___PolicyOffer: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___PolicyOffer | None = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestedPolicy: _TypeAlias = RequestedPolicy  # noqa: Y015
 
 @_typing.final
 class PolicyOffer(_message.Message):

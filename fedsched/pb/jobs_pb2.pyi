@@ -1190,3 +1190,249 @@ class PoliciesReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoliciesReply: _TypeAlias = PoliciesReply  # noqa: Y015
+
+@_typing.final
+class VersionName(_message.Message):
+    """A version of a policy as people name it: by its number in the federation, as the newest of them, or as a file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """empty: the one that the cluster runs"""
+    version: _builtins.int
+    newest: _builtins.bool
+    """the version in force in the federation; later ones are accepted by the cluster again"""
+    checkpoint: _builtins.str
+    """path on the machine of the cluster's agent, or `builtin`"""
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        version: _builtins.int = ...,
+        newest: _builtins.bool = ...,
+        checkpoint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "newest", b"newest", "policy", b"policy", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionName: _TypeAlias = VersionName  # noqa: Y015
+
+@_typing.final
+class PromoteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    by: _builtins.str
+    why: _builtins.str
+    @_builtins.property
+    def version(self) -> Global___VersionName: ...
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        version: Global___VersionName | None = ...,
+        by: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "cluster", b"cluster", "version", b"version", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteRequest: _TypeAlias = PromoteRequest  # noqa: Y015
+
+@_typing.final
+class RollbackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    by: _builtins.str
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        by: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "cluster", b"cluster", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackRequest: _TypeAlias = RollbackRequest  # noqa: Y015
+
+@_typing.final
+class PromotionReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMOTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def promotion(self) -> _struct_pb2.Struct:
+        """the record in the store"""
+
+    def __init__(
+        self,
+        *,
+        promotion: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["promotion", b"promotion"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["promotion", b"promotion"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromotionReply: _TypeAlias = PromotionReply  # noqa: Y015
+
+@_typing.final
+class PromotionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromotionsRequest: _TypeAlias = PromotionsRequest  # noqa: Y015
+
+@_typing.final
+class PromotionsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMOTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def promotions(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
+        """oldest first"""
+
+    def __init__(
+        self,
+        *,
+        promotions: _abc.Iterable[_struct_pb2.Struct] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["promotions", b"promotions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromotionsReply: _TypeAlias = PromotionsReply  # noqa: Y015
+
+@_typing.final
+class ShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROMOTE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    promote: _builtins.bool
+    """as soon as it has shown that it does no harm"""
+    by: _builtins.str
+    @_builtins.property
+    def version(self) -> Global___VersionName:
+        """absent: nothing any more"""
+
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        version: Global___VersionName | None = ...,
+        promote: _builtins.bool = ...,
+        by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "cluster", b"cluster", "promote", b"promote", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowRequest: _TypeAlias = ShadowRequest  # noqa: Y015
+
+@_typing.final
+class ShadowReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def candidate(self) -> _struct_pb2.Struct:
+        """absent when it was ended"""
+
+    def __init__(
+        self,
+        *,
+        candidate: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowReply: _TypeAlias = ShadowReply  # noqa: Y015
+
+@_typing.final
+class ComparisonsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    """empty: all"""
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComparisonsRequest: _TypeAlias = ComparisonsRequest  # noqa: Y015
+
+@_typing.final
+class ComparisonsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPARISONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def comparisons(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Struct]:
+        """by cluster"""
+
+    def __init__(
+        self,
+        *,
+        comparisons: _abc.Iterable[_struct_pb2.Struct] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparisons", b"comparisons"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComparisonsReply: _TypeAlias = ComparisonsReply  # noqa: Y015

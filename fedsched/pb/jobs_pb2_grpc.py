@@ -89,6 +89,31 @@ class JobsStub:
                 request_serializer=fedsched_dot_pb_dot_jobs__pb2.PoliciesRequest.SerializeToString,
                 response_deserializer=fedsched_dot_pb_dot_jobs__pb2.PoliciesReply.FromString,
                 _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/fedsched.v1.Jobs/Promote',
+                request_serializer=fedsched_dot_pb_dot_jobs__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_jobs__pb2.PromotionReply.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/fedsched.v1.Jobs/Rollback',
+                request_serializer=fedsched_dot_pb_dot_jobs__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_jobs__pb2.PromotionReply.FromString,
+                _registered_method=True)
+        self.Promotions = channel.unary_unary(
+                '/fedsched.v1.Jobs/Promotions',
+                request_serializer=fedsched_dot_pb_dot_jobs__pb2.PromotionsRequest.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_jobs__pb2.PromotionsReply.FromString,
+                _registered_method=True)
+        self.Shadow = channel.unary_unary(
+                '/fedsched.v1.Jobs/Shadow',
+                request_serializer=fedsched_dot_pb_dot_jobs__pb2.ShadowRequest.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_jobs__pb2.ShadowReply.FromString,
+                _registered_method=True)
+        self.Comparisons = channel.unary_unary(
+                '/fedsched.v1.Jobs/Comparisons',
+                request_serializer=fedsched_dot_pb_dot_jobs__pb2.ComparisonsRequest.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_jobs__pb2.ComparisonsReply.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -167,6 +192,41 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Promote(self, request, context):
+        """Orders that a version of its policy decide in a cluster. The order is kept when the call returns; its state says
+        later what the cluster's agent made of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """Orders that what decided before decide again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Promotions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Shadow(self, request, context):
+        """Has a candidate run in a cluster's shadow, or ends that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Comparisons(self, request, context):
+        """How candidates stand against what decides, one for each cluster that has or had one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -224,6 +284,31 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Policies,
                     request_deserializer=fedsched_dot_pb_dot_jobs__pb2.PoliciesRequest.FromString,
                     response_serializer=fedsched_dot_pb_dot_jobs__pb2.PoliciesReply.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=fedsched_dot_pb_dot_jobs__pb2.PromoteRequest.FromString,
+                    response_serializer=fedsched_dot_pb_dot_jobs__pb2.PromotionReply.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=fedsched_dot_pb_dot_jobs__pb2.RollbackRequest.FromString,
+                    response_serializer=fedsched_dot_pb_dot_jobs__pb2.PromotionReply.SerializeToString,
+            ),
+            'Promotions': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promotions,
+                    request_deserializer=fedsched_dot_pb_dot_jobs__pb2.PromotionsRequest.FromString,
+                    response_serializer=fedsched_dot_pb_dot_jobs__pb2.PromotionsReply.SerializeToString,
+            ),
+            'Shadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shadow,
+                    request_deserializer=fedsched_dot_pb_dot_jobs__pb2.ShadowRequest.FromString,
+                    response_serializer=fedsched_dot_pb_dot_jobs__pb2.ShadowReply.SerializeToString,
+            ),
+            'Comparisons': grpc.unary_unary_rpc_method_handler(
+                    servicer.Comparisons,
+                    request_deserializer=fedsched_dot_pb_dot_jobs__pb2.ComparisonsRequest.FromString,
+                    response_serializer=fedsched_dot_pb_dot_jobs__pb2.ComparisonsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -523,6 +608,141 @@ class Jobs:
             '/fedsched.v1.Jobs/Policies',
             fedsched_dot_pb_dot_jobs__pb2.PoliciesRequest.SerializeToString,
             fedsched_dot_pb_dot_jobs__pb2.PoliciesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedsched.v1.Jobs/Promote',
+            fedsched_dot_pb_dot_jobs__pb2.PromoteRequest.SerializeToString,
+            fedsched_dot_pb_dot_jobs__pb2.PromotionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedsched.v1.Jobs/Rollback',
+            fedsched_dot_pb_dot_jobs__pb2.RollbackRequest.SerializeToString,
+            fedsched_dot_pb_dot_jobs__pb2.PromotionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promotions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedsched.v1.Jobs/Promotions',
+            fedsched_dot_pb_dot_jobs__pb2.PromotionsRequest.SerializeToString,
+            fedsched_dot_pb_dot_jobs__pb2.PromotionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Shadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedsched.v1.Jobs/Shadow',
+            fedsched_dot_pb_dot_jobs__pb2.ShadowRequest.SerializeToString,
+            fedsched_dot_pb_dot_jobs__pb2.ShadowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Comparisons(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedsched.v1.Jobs/Comparisons',
+            fedsched_dot_pb_dot_jobs__pb2.ComparisonsRequest.SerializeToString,
+            fedsched_dot_pb_dot_jobs__pb2.ComparisonsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,17 @@ class JobsStub:
     Clusters: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ClustersRequest, _jobs_pb2.ClustersReply]
     Rounds: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.RoundsRequest, _jobs_pb2.RoundsReply]
     Policies: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.PoliciesRequest, _jobs_pb2.PoliciesReply]
+    Promote: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.PromoteRequest, _jobs_pb2.PromotionReply]
+    """Orders that a version of its policy decide in a cluster. The order is kept when the call returns; its state says
+    later what the cluster's agent made of it.
+    """
+    Rollback: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.RollbackRequest, _jobs_pb2.PromotionReply]
+    """Orders that what decided before decide again."""
+    Promotions: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.PromotionsRequest, _jobs_pb2.PromotionsReply]
+    Shadow: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ShadowRequest, _jobs_pb2.ShadowReply]
+    """Has a candidate run in a cluster's shadow, or ends that."""
+    Comparisons: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ComparisonsRequest, _jobs_pb2.ComparisonsReply]
+    """How candidates stand against what decides, one for each cluster that has or had one."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
@@ -80,6 +91,17 @@ class JobsAsyncStub(JobsStub):
     Clusters: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ClustersRequest, _jobs_pb2.ClustersReply]  # type: ignore[assignment]
     Rounds: _aio.UnaryUnaryMultiCallable[_jobs_pb2.RoundsRequest, _jobs_pb2.RoundsReply]  # type: ignore[assignment]
     Policies: _aio.UnaryUnaryMultiCallable[_jobs_pb2.PoliciesRequest, _jobs_pb2.PoliciesReply]  # type: ignore[assignment]
+    Promote: _aio.UnaryUnaryMultiCallable[_jobs_pb2.PromoteRequest, _jobs_pb2.PromotionReply]  # type: ignore[assignment]
+    """Orders that a version of its policy decide in a cluster. The order is kept when the call returns; its state says
+    later what the cluster's agent made of it.
+    """
+    Rollback: _aio.UnaryUnaryMultiCallable[_jobs_pb2.RollbackRequest, _jobs_pb2.PromotionReply]  # type: ignore[assignment]
+    """Orders that what decided before decide again."""
+    Promotions: _aio.UnaryUnaryMultiCallable[_jobs_pb2.PromotionsRequest, _jobs_pb2.PromotionsReply]  # type: ignore[assignment]
+    Shadow: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ShadowRequest, _jobs_pb2.ShadowReply]  # type: ignore[assignment]
+    """Has a candidate run in a cluster's shadow, or ends that."""
+    Comparisons: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ComparisonsRequest, _jobs_pb2.ComparisonsReply]  # type: ignore[assignment]
+    """How candidates stand against what decides, one for each cluster that has or had one."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -167,5 +189,46 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.PoliciesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.PoliciesReply, _abc.Awaitable[_jobs_pb2.PoliciesReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Promote(
+        self,
+        request: _jobs_pb2.PromoteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.PromotionReply, _abc.Awaitable[_jobs_pb2.PromotionReply]]:
+        """Orders that a version of its policy decide in a cluster. The order is kept when the call returns; its state says
+        later what the cluster's agent made of it.
+        """
+
+    @_abc_1.abstractmethod
+    def Rollback(
+        self,
+        request: _jobs_pb2.RollbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.PromotionReply, _abc.Awaitable[_jobs_pb2.PromotionReply]]:
+        """Orders that what decided before decide again."""
+
+    @_abc_1.abstractmethod
+    def Promotions(
+        self,
+        request: _jobs_pb2.PromotionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.PromotionsReply, _abc.Awaitable[_jobs_pb2.PromotionsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Shadow(
+        self,
+        request: _jobs_pb2.ShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ShadowReply, _abc.Awaitable[_jobs_pb2.ShadowReply]]:
+        """Has a candidate run in a cluster's shadow, or ends that."""
+
+    @_abc_1.abstractmethod
+    def Comparisons(
+        self,
+        request: _jobs_pb2.ComparisonsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ComparisonsReply, _abc.Awaitable[_jobs_pb2.ComparisonsReply]]:
+        """How candidates stand against what decides, one for each cluster that has or had one."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -74,6 +74,11 @@ class Weighted(Generic[S, T]):
         """Version of the weights that the next slot is decided with."""
         return self._weights[0]
 
+    @property
+    def weights(self) -> Arrays:
+        """What the next slot is decided with."""
+        return self._weights[1]
+
     def load(self, version: int, arrays: Arrays) -> None:
         """Decide with these weights from the next slot on.
 

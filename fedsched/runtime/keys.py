@@ -10,6 +10,9 @@ POLICIES = f"{ROOT}policies/"
 ROUNDS = f"{ROOT}rounds/"
 CONTROLLERS = f"{ROOT}controllers/"
 TERMS = f"{ROOT}terms/"
+PROMOTIONS = f"{ROOT}promotions/"
+CANDIDATES = f"{ROOT}candidates/"
+COMPARISONS = f"{ROOT}comparisons/"
 IDEMPOTENCY = f"{ROOT}idempotency/"
 JOB_COUNTER = f"{ROOT}counters/job"
 
@@ -77,6 +80,26 @@ def policy_version(name: str, version: int) -> str:
 def policy_active(name: str) -> str:
     """Version offered to the agents, as decimal text."""
     return f"{POLICIES}{name}/active"
+
+
+def promotions(name: ClusterName) -> str:
+    """Prefix of the orders that a version of the policy decide in a cluster."""
+    return f"{PROMOTIONS}{name}/"
+
+
+def promotion(name: ClusterName, seq: int) -> str:
+    """`Promotion`; written by whoever orders it, its outcome by the agent."""
+    return f"{promotions(name)}{seq:06d}"
+
+
+def candidate(name: ClusterName) -> str:
+    """`Wish`: what somebody wants to see in the cluster's shadow."""
+    return f"{CANDIDATES}{name}"
+
+
+def comparison(name: ClusterName) -> str:
+    """`Comparison` of the newest candidate, written by the agent."""
+    return f"{COMPARISONS}{name}"
 
 
 def round_record(number: int) -> str:

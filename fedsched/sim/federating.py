@@ -124,7 +124,15 @@ class Forming:
             self._school.learners[name] = learner
         # Who learns alone sends nothing that could be late, lost or spoilt on its way.
         unusual = section.members.get(name, MemberConfig()) if size > 1 else MemberConfig()
-        member = Member(name, policy, learner, unusual, group.first.arrays)
+        member = Member(
+            name,
+            policy,
+            learner,
+            unusual,
+            weights,
+            section.promotion.rule(),
+            lambda weights, version: kind.policy(own, weights, version, section.learning),
+        )
         group.members.append(member)
         return member
 
@@ -143,9 +151,11 @@ class Forming:
         return group
 
     def observers(self, name: ClusterName) -> tuple[Observer, ...]:
-        """Who has to see what the cluster does, to judge what leaves it."""
-        judges = [group.judge for group in self._groups if any(member.name == name for member in group.members)]
-        return tuple(judge.observe for judge in judges if judge is not None)
+        """Who has to see what the cluster does, to judge what leaves it and to ask what runs in its shadow."""
+        groups = [group for group in self._groups if any(member.name == name for member in group.members)]
+        members = [member for group in groups for member in group.members if member.name == name]
+        judges = [group.judge.observe for group in groups if group.judge is not None]
+        return (*judges, *(member.versions.observe for member in members))
 
     def join(self, world: World) -> None:
         """Let the federations begin in the world, before it runs."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedsched import __version__
+from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName, stream
 from fedsched.core.rounds import (
     Absence,
@@ -34,18 +35,21 @@ from fedsched.core.rounds import (
     Rounds,
     TimePassed,
 )
+from fedsched.core.versions import AcceptRule
 from fedsched.federation.exchange import GradientReply, decline, heard, question_to, respond
 from fedsched.federation.loop import RoundLoop, Version, Weights, combiner
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
-from fedsched.federation.source import Arrays, Hello, PolicyOffer
+from fedsched.federation.source import Hello, PolicyOffer
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
 from fedsched.learn.tensors import one_thread
+from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.learnable import Learnable
 from fedsched.sim.cluster import SimulatedCluster
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig, SpoilConfig
 from fedsched.sim.federation_link import Answer, Errands, Link, Message, Question, Way
 from fedsched.sim.federation_results import ClusterRounds, FederationResult
+from fedsched.sim.versioning import SimulatedVersions
 
 SILENT_BEATS = 3
 """An agent that told nothing for so many reports has left."""
@@ -112,20 +116,36 @@ class Member:
     Args:
         policy: decides in the cluster.
         learner: watches it there.
-        first: weights that a new agent starts with.
+        first: weights that it begins with.
+        rule: what becomes of the federation's versions.
+        make: makes a policy like it, of other weights and their version.
     """
 
     def __init__(
-        self, name: ClusterName, policy: Learnable, learner: ClusterLearner, config: MemberConfig, first: Arrays
+        self,
+        name: ClusterName,
+        policy: Learnable,
+        learner: ClusterLearner,
+        config: MemberConfig,
+        first: Checkpoint,
+        rule: AcceptRule,
+        make: Callable[[Checkpoint, int], Policy],
     ) -> None:
         self.name = name
         self.config = config
         self.learner = learner
         self.policy = policy
-        self._first = first
-        self.learning = ClusterLearning(name, policy, learner)
         self._cluster: SimulatedCluster | None = None
         self._errands: Errands | None = None
+        self.versions = SimulatedVersions(
+            name,
+            policy,
+            first,
+            rule,
+            make,
+            lambda: self._errands.now_s if self._errands is not None else 0.0,
+        )
+        self.learning = ClusterLearning(name, policy, learner, self.versions.offered)
         self._answer: Callable[[int, GradientReply], None] = lambda number, reply: None
         self._judge = Judge()
         self._busy_term = 0
@@ -148,10 +168,10 @@ class Member:
         self._chance = stream(seed, f"spoils/{self.name}")
 
     def restarted(self) -> None:
-        """The agent died and another one began: it remembers nothing and runs its own first weights."""
+        """The agent died and another one began: it remembers nothing and runs the version that was in force."""
         self.learner.forget()
-        self.policy.load(1, self._first)
-        self.learning = ClusterLearning(self.name, self.policy, self.learner)
+        self.versions.restarted()
+        self.learning = ClusterLearning(self.name, self.policy, self.learner, self.versions.offered)
         self._busy_term = 0
 
     @property

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedsched.config import LearningConfig, Name, RoundConfig, Tree
+from fedsched.config import LearningConfig, Name, PromotionConfig, RoundConfig, Tree
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BEATS = 10
@@ -81,6 +81,8 @@ class FederationSectionConfig(RoundConfig):
     """By policy label: how many clusters share one federation, in the file's order; 0: they do not learn. Labels that
     are not named, and can be taught, learn in one federation of all clusters."""
     learning: LearningConfig = LearningConfig()
+    promotion: PromotionConfig = PromotionConfig(accept="at_once")
+    """Here a round's version decides at once unless it is said otherwise: it is the rounds that are looked at."""
     seed: int = Field(default=0, ge=0)
     """Of batches, of the link and of what is spoilt; a run adds its own."""
 

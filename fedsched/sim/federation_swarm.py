@@ -7,8 +7,10 @@ from collections.abc import Callable
 from msgspec import structs
 
 from fedsched.config import LearningConfig, PolicyConfig
+from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName, JobId, stream
 from fedsched.learn.kinds import first_weights, kind_of
+from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2
 from fedsched.policy.registry import heuristic
 from fedsched.runtime.loop import Observer
@@ -97,11 +99,13 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
         plan = draw_plan(own_seed, scenario.nodes, [job.spec for job in own], until_s)
         policy = FaultyPolicy(kind.policy(PolicyConfig(seed=seed + index), first, 1, section.learning), plan)
         learner = kind.learner(first.shape, section.learning, section.batch_size)
-        member = Member(name, policy, learner, section.members[name], first.arrays)
+        rule = section.promotion.rule()
+        member = Member(name, policy, learner, section.members[name], first, rule, _candidate(own_seed, section))
         members.append(member)
         watching = (
             *observers,
             judge.observe,
+            member.versions.observe,
             judges.on(name, scenario.nodes),
             collector.on(name, scenario.nodes),
         )
@@ -117,6 +121,12 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
     federation.close()
     judges.close(collector.jobs(world.clock.now_s), world.clock.now_s, submitted=len(coming))
     return f"{world.digest} {federation.loop.active.record.digest} {len(federation.records)}"
+
+
+def _candidate(seed: int, section: FederationSectionConfig) -> Callable[[Checkpoint, int], Policy]:
+    """Makes what runs in a cluster's shadow."""
+    kind = kind_of(DL2.name)
+    return lambda weights, version: kind.policy(PolicyConfig(seed=seed), weights, version, section.learning)
 
 
 def _jobs(cluster: ClusterName, scenario: Scenario) -> list[SimulatedJob]:

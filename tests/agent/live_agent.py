@@ -17,6 +17,7 @@ from fedsched.agent.app import Agent
 from fedsched.agent.inbox import Inbox, Stop
 from fedsched.config import AgentConfig, parse
 from fedsched.core.cluster import Assignment
+from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, JobSpec, JobStatus, Range, Transition
 from fedsched.core.resources import Resources
@@ -42,6 +43,11 @@ class LiveAgent:
         self._ended: list[Stop] = []
         self._thread = threading.Thread(target=self._run, name="live agent")
         self._thread.start()
+
+    @property
+    def policy(self) -> Policy:
+        """What decides in the agent."""
+        return self._agent.policy
 
     def _run(self) -> None:
         self._ended.append(self._agent.run())

@@ -45,6 +45,7 @@ class Federation:
                     "controller": self.controller,
                     "aggregator": free_address(),
                     "slot": {"length_s": 1.0, "decision_s_max": 0.8},
+                    "promotion": {"accept": "at_once"},
                     "rounds": {"interval_s": 5.0, "quorum": 2, "deadline_s": 10.0, "samples_min": 1},
                     "clusters": [
                         {"name": name, "nodes": [{"name": machine, "cpus": 2} for machine in machines]}

@@ -119,32 +119,59 @@ def type_number(job_type: str) -> int:
 
 
 def column(view: JobView, have: Allocation, capacity: Resources) -> tuple[float, ...]:
-    """One job's six raw numbers."""
-    share = (view.worker_demand * have.workers + view.ps_demand * have.ps).dominant_share(capacity)
+    """One job's six raw numbers; the last three change with what it is granted."""
     return (
         type_number(view.job_type),
         view.waited_slots,
         view.remaining_epochs / view.epochs if view.epochs > 0 else 0.0,
-        # Above 1 only while a lost node still counts as a pinned job's place.
-        min(share, 1.0),
-        have.workers,
-        have.ps,
+        *_granted(view, have, capacity),
     )
 
 
+def _granted(view: JobView, have: Allocation, capacity: Resources) -> tuple[float, int, int]:
+    worker, server, workers, ps = view.worker_demand, view.ps_demand, have.workers, have.ps
+    share = 0.0
+    for of_worker, of_server, whole in (
+        (worker.cpu_milli, server.cpu_milli, capacity.cpu_milli),
+        (worker.memory_mib, server.memory_mib, capacity.memory_mib),
+        (worker.gpu_milli, server.gpu_milli, capacity.gpu_milli),
+    ):
+        taken = of_worker * workers + of_server * ps
+        if taken:
+            share = max(share, taken / whole if whole else math.inf)
+    # Above 1 only while a lost node still counts as a pinned job's place.
+    return min(share, 1.0), workers, ps
+
+
 class Window:
-    """What the network sees of a slot, kept up to date as grants go out: state, mask, and the job of each column."""
+    """What the network sees of a slot, kept up to date as grants go out: state, mask, and the job of each column.
+
+    A grant changes three numbers of one column and leaves the others alone; that is most of what makes a slot of some
+    hundred choices cheap.
+    """
 
     def __init__(self, observation: Observation, budget: Budget, size: int) -> None:
         self._budget = budget
         self._capacity = observation.capacity
-        self._views = by_arrival(observation.jobs)
+        views = [view for view in by_arrival(observation.jobs) if not _full(view, budget.allocation(view.job_id))]
+        self._behind = views[size:][::-1]
+        """Jobs that move up when one in the window is full, the next one last."""
         self._failed: set[tuple[JobId, int]] = set()
         self.size = size
-        self.jobs: tuple[JobView, ...] = ()
+        self.jobs = views[:size]
+        self._index = {view.job_id: index for index, view in enumerate(self.jobs)}
         self.state: Array = np.zeros((ROWS, size), dtype=np.float32)
         self.mask: NDArray[np.bool_] = np.zeros(3 * size + 1, dtype=np.bool_)
-        self._rebuild()
+        self.mask[-1] = True
+        self.barred: NDArray[np.float64] = np.full(3 * size + 1, -math.inf)
+        """What legal actions add to their logits, 0, and illegal ones."""
+        self.barred[-1] = 0.0
+        for index, view in enumerate(self.jobs):
+            self.state[:, index] = column(view, budget.allocation(view.job_id), self._capacity)
+            self._note_legal(index, view, budget.allocation(view.job_id))
+        self.inputs = features(self.state[None])
+        """(1, 6J), always `features` of the state."""
+        self._rows = self.inputs.reshape(ROWS, size)
 
     def target(self, action: int) -> tuple[JobView, int]:
         """The job and the kind (an index of `KINDS`) that a job action means."""
@@ -152,7 +179,7 @@ class Window:
 
     def column_of(self, job_id: JobId) -> int | None:
         """Where a job stands in the window, if it does."""
-        return next((index for index, view in enumerate(self.jobs) if view.job_id == job_id), None)
+        return self._index.get(job_id)
 
     def can_choose(self) -> bool:
         """Whether anything but void is legal."""
@@ -160,43 +187,56 @@ class Window:
 
     def granted(self, job_id: JobId) -> None:
         """The budget has just granted this job something."""
-        index = self.column_of(job_id)
+        index = self._index.get(job_id)
         if index is None:
             return
-        view = self.jobs[index]
-        if _full(view, self._budget.allocation(job_id)):
-            self._rebuild()
-        else:
-            self._fill(index, view)
+        view, have = self.jobs[index], self._budget.allocation(job_id)
+        if _full(view, have):
+            self._take_out(index)
+            return
+        share, workers, ps = _granted(view, have, self._capacity)
+        state, rows = self.state, self._rows
+        state[3, index], state[4, index], state[5, index] = share, workers, ps
+        rows[3, index], rows[4, index], rows[5, index] = share * SCALE[3], workers * SCALE[4], ps * SCALE[5]
+        self._note_legal(index, view, have)
 
     def refused(self, job_id: JobId, kind: int) -> None:
         """The budget has just refused this job that; room only shrinks, so it stays refused for the slot."""
         self._failed.add((job_id, kind))
         if kind != BUNDLE:
             self._failed.add((job_id, BUNDLE))
-        index = self.column_of(job_id)
+        index = self._index.get(job_id)
         if index is not None:
-            self._fill(index, self.jobs[index])
+            self._note_legal(index, self.jobs[index], self._budget.allocation(job_id))
 
-    def _rebuild(self) -> None:
-        open_views = [view for view in self._views if not _full(view, self._budget.allocation(view.job_id))]
-        self.jobs = tuple(open_views[: self.size])
-        self.state = np.zeros_like(self.state)
-        self.mask = np.zeros_like(self.mask)
-        self.mask[-1] = True
-        for index, view in enumerate(self.jobs):
-            self._fill(index, view)
+    def _take_out(self, gone: int) -> None:
+        """A full job leaves; those behind it move up, and the next one in."""
+        for columns in (self.state, self._rows):
+            columns[:, gone:-1] = columns[:, gone + 1 :]
+            columns[:, -1] = 0.0
+        for actions in (self.mask, self.barred):
+            actions[3 * gone : -4] = actions[3 * gone + 3 : -1]
+        self.mask[-4:-1], self.barred[-4:-1] = False, -math.inf
+        del self.jobs[gone]
+        while self._behind and len(self.jobs) < self.size:
+            view = self._behind.pop()
+            have = self._budget.allocation(view.job_id)
+            if not _full(view, have):
+                at = len(self.jobs)
+                self.jobs.append(view)
+                self.state[:, at] = column(view, have, self._capacity)
+                self._rows[:, at] = features(self.state[None, :, at : at + 1])[0]
+                self._note_legal(at, view, have)
+        self._index = {view.job_id: index for index, view in enumerate(self.jobs)}
 
-    def _fill(self, index: int, view: JobView) -> None:
-        have = self._budget.allocation(view.job_id)
-        self.state[:, index] = column(view, have, self._capacity)
-        for kind, step in enumerate(KINDS):
-            self.mask[3 * index + kind] = self._legal(view, have, kind, have + step)
-
-    def _legal(self, view: JobView, have: Allocation, kind: int, after: Allocation) -> bool:
-        started = have.workers >= view.minimum.workers and have.ps >= view.minimum.ps
-        fits = after.workers <= view.workers.maximum and after.ps <= view.ps.maximum
-        return started and fits and not view.pinned and (view.job_id, kind) not in self._failed
+    def _note_legal(self, index: int, view: JobView, have: Allocation) -> None:
+        workers, ps, least, failed = have.workers, have.ps, view.minimum, self._failed
+        able = not view.pinned and workers >= least.workers and ps >= least.ps
+        more_workers, more_ps = able and workers < view.workers.maximum, able and ps < view.ps.maximum
+        for kind, fits in enumerate((more_workers, more_ps, more_workers and more_ps)):
+            legal = fits and (view.job_id, kind) not in failed
+            self.mask[3 * index + kind] = legal
+            self.barred[3 * index + kind] = 0.0 if legal else -math.inf
 
 
 def _full(view: JobView, have: Allocation) -> bool:
@@ -206,12 +246,16 @@ def _full(view: JobView, have: Allocation) -> bool:
 # --- Networks ----------------------------------------------------------------------------------------------------
 
 
+SCALE = (1 / 8, 1.0, 1.0, 1.0, 1 / 8, 1 / 8)
+"""Of the rows; the second one's logarithm is divided by 4 then."""
+
+
 def features(states: Array) -> Array:
     """Network inputs (n, 6J) from raw states (n, 6, J): every row brought to about 0..1.
 
     The wait grows without bound, so it enters by its logarithm.
     """
-    scaled = states * np.array([1 / 8, 1.0, 1.0, 1.0, 1 / 8, 1 / 8])[:, None]
+    scaled = states * np.array(SCALE)[:, None]
     scaled[:, 1] = np.log1p(scaled[:, 1]) / 4
     inputs: Array = scaled.reshape(len(states), -1).astype(np.float32)
     return inputs
@@ -258,6 +302,57 @@ def draw(chances: NDArray[np.float64], uniform: float) -> int:
     cumulative = np.cumsum(chances)
     index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(index, int(np.flatnonzero(chances)[-1]))
+
+
+class _Chances:
+    """`forward`, `probabilities` and `draw` for one slot of some hundred choices: the same steps, and bits, without
+    making an array at each of them.
+
+    Args:
+        arrays: weights of `shape`.
+    """
+
+    def __init__(self, arrays: Arrays, shape: Shape) -> None:
+        names = [f"policy.{index}" for index in range(len(shape.hidden) + 1)]
+        self._layers = [
+            (arrays[f"{name}.weight"].T, arrays[f"{name}.bias"], np.empty((1, len(arrays[f"{name}.bias"])), np.float32))
+            for name in names
+        ]
+        self._logits: Array = self._layers[-1][2][0]
+        self._ones = np.ones(shape.actions, np.float32)
+        self._now = np.empty(shape.actions)
+        self._sums = np.empty(shape.actions)
+
+    def look(self, inputs: Array) -> None:
+        """Compute the logits of a state.
+
+        Raises:
+            ArithmeticError: they are not finite.
+        """
+        hidden, (*before, last) = inputs, self._layers
+        for weight, bias, out in before:
+            np.matmul(hidden, weight, out=out)
+            np.add(out, bias, out=out)
+            hidden = np.maximum(out, 0, out=out)
+        weight, bias, out = last
+        np.matmul(hidden, weight, out=out)
+        np.add(out, bias, out=out)
+        if not math.isfinite(self._logits.dot(self._ones)):  # a sum is cheaper than a look at each
+            raise ArithmeticError("the policy network's outputs are not finite")
+
+    def over(self, barred: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`probabilities` of the state that was looked at last; the array is the next call's, too."""
+        now = np.add(self._logits, barred, out=self._now)
+        np.subtract(now, np.maximum.reduce(now), out=now)
+        np.exp(now, out=now)
+        np.divide(now, np.add.reduce(now), out=now)
+        return now
+
+    def draw(self, uniform: float) -> int:
+        """`draw` of what `over` gave last."""
+        sums = np.add.accumulate(self._now, out=self._sums)
+        index = int(sums.searchsorted(uniform * sums[-1], side="right"))
+        return index if index < len(sums) else int(np.flatnonzero(self._now)[-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,10 +420,11 @@ class DL2(Weighted[Shape, DecisionSample]):
         chance = stream(self._seed, f"dl2/act/{observation.slot}")
         exploration = stream(self._seed, f"dl2/explore/{observation.slot}")
         samples: list[DecisionSample] = []
-        logits = self._logits(arrays, window)
+        network = _Chances(arrays, self.shape)
+        network.look(window.inputs)
         while window.can_choose():
-            chances = probabilities(logits, window.mask)
-            action = draw(chances, chance.random()) if self._explore else int(chances.argmax())
+            chances = network.over(window.barred)
+            action = network.draw(chance.random()) if self._explore else int(chances.argmax())
             if self._explorer is not None:
                 action = self._explorer.choose(window, chances, action, exploration)
             sample = _sample(observation.slot, version, window, chances, action)
@@ -339,17 +435,11 @@ class DL2(Weighted[Shape, DecisionSample]):
             if budget.grant(view.job_id, KINDS[kind].workers, KINDS[kind].ps):
                 samples.append(sample)
                 window.granted(view.job_id)
-                logits = self._logits(arrays, window)
+                network.look(window.inputs)
             else:
                 window.refused(view.job_id, kind)
         self._trace = tuple(samples)
         return Decision(observation.slot, budget.allocations(), self.name, version)
-
-    def _logits(self, arrays: Arrays, window: Window) -> Array:
-        logits: Array = forward(arrays, "policy", features(window.state[None]))[0]
-        if not np.isfinite(logits).all():
-            raise ArithmeticError("the policy network's outputs are not finite")
-        return logits
 
 
 def _sample(slot: int, version: int, window: Window, chances: NDArray[np.float64], action: int) -> DecisionSample:

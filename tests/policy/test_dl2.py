@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fedsched.core.ids import JobId, NodeName
+from fedsched.core.decision import Decision, Observation
+from fedsched.core.ids import JobId, NodeName, stream
 from fedsched.core.job import Range, Role, TaskPlacement, task_name
 from fedsched.core.placement import TentativePlacement
 from fedsched.policy.dl2 import (
     BUNDLE,
     DL2,
+    KINDS,
     PS,
     WORKER,
+    DecisionSample,
     Shape,
     Window,
     draw,
@@ -24,6 +29,8 @@ from fedsched.policy.dl2 import (
     probabilities,
     type_number,
 )
+from fedsched.policy.heuristics import admit, by_arrival
+from fedsched.policy.learnable import Arrays
 from tests.policy.observations import job, node, observation
 
 SHAPE = Shape(window=4, hidden=(16,))
@@ -68,6 +75,95 @@ def test_full_jobs_leave_the_window_and_the_next_one_moves_up() -> None:
     fresh = Window(seen, budget, 2)
     assert (window.state == fresh.state).all()
     assert (window.mask == fresh.mask).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_window_that_is_kept_up_to_date_is_the_one_that_a_fresh_look_gives(data: st.DataObject) -> None:
+    """Only what a grant changes is written anew; a number that stayed behind would mislead every choice after it."""
+    ranges = st.tuples(st.integers(1, 2), st.integers(2, 4))
+    jobs = [
+        job(
+            name,
+            workers=data.draw(ranges),
+            ps=data.draw(st.sampled_from([(0, 0), (1, 1), (1, 3)])),
+            job_type=data.draw(st.sampled_from(["vgg", "mlp", "own"])),
+            waited_slots=data.draw(st.integers(0, 40)),
+        )
+        for name in "abcdefg"[: data.draw(st.integers(1, 7))]
+    ]
+    seen = observation([node(f"n{index}", 6) for index in range(3)], jobs)
+    budget = TentativePlacement(seen)
+    for view in seen.jobs:
+        budget.grant(view.job_id, view.minimum.workers, view.minimum.ps)
+    window = Window(seen, budget, 3)
+    refused = set()
+    for _ in range(data.draw(st.integers(0, 25))):
+        if not window.can_choose():
+            break
+        view, kind = window.target(data.draw(st.sampled_from(np.flatnonzero(window.mask[:-1]).tolist())))
+        if budget.grant(view.job_id, KINDS[kind].workers, KINDS[kind].ps):
+            window.granted(view.job_id)
+        else:
+            window.refused(view.job_id, kind)
+            refused.add((view.job_id, kind))
+        fresh = Window(seen, budget, 3)
+        for job_id, kind in sorted(refused):
+            fresh.refused(job_id, kind)
+        assert [view.job_id for view in window.jobs] == [view.job_id for view in fresh.jobs]
+        assert (window.state == fresh.state).all()
+        assert (window.mask == fresh.mask).all()
+        assert (window.inputs == features(window.state[None])).all()
+        assert (np.exp(window.barred) == window.mask).all()
+
+
+def decide_plainly(arrays: Arrays, shape: Shape, seen: Observation, seed: int) -> tuple[list[DecisionSample], Decision]:
+    """The policy as it is told in a paper: at every choice everything is computed anew."""
+    budget = TentativePlacement(seen)
+    admit([view for view in by_arrival(seen.jobs) if not view.pinned], budget)
+    chance, samples, refused = stream(seed, f"dl2/act/{seen.slot}"), [], list[tuple[JobId, int]]()
+    while True:
+        window = Window(seen, budget, shape.window)
+        for job_id, kind in refused:
+            window.refused(job_id, kind)
+        if not window.can_choose():
+            break
+        logits = forward(arrays, "policy", features(window.state[None]))[0]
+        chances = probabilities(logits, window.mask)
+        action = draw(chances, chance.random())
+        sample = DecisionSample(seen.slot, 1, window.state, window.mask, chances.astype(np.float32), action)
+        if action == shape.void:
+            samples.append(sample)
+            break
+        view, kind = window.target(action)
+        if budget.grant(view.job_id, KINDS[kind].workers, KINDS[kind].ps):
+            samples.append(sample)
+        else:
+            refused.append((view.job_id, kind))
+    return samples, Decision(seen.slot, budget.allocations(), "dl2", 1)
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(5, (16,)), Shape(3, (9, 7, 5))])
+def test_the_quick_path_takes_the_same_choices_as_the_plain_one_to_the_last_bit(shape: Shape) -> None:
+    """What agents decide with must be what learning assumes that they decided with."""
+    arrays = initial(shape, 3)
+    for name in [name for name in arrays if name.startswith("policy")]:
+        arrays[name] = np.random.default_rng(len(name)).normal(0, 0.2, arrays[name].shape).astype(np.float32)
+    arrays[f"policy.{len(shape.hidden)}.bias"][shape.void] = -4.0  # slots of many choices
+    policy, taken = DL2(arrays, shape=shape, seed=8), 0
+    for slot in range(10):
+        jobs = [job(name, workers=(1, 1 + slot), ps=(1, 4), waited_slots=7 * slot) for name in "abcdefghi"]
+        seen = observation([node(f"n{index}", 3 + 2 * slot) for index in range(4)], jobs, slot)
+        decision = policy.decide(seen, TentativePlacement(seen))
+        samples, plainly = decide_plainly(arrays, shape, seen, 8)
+        assert decision == plainly
+        assert [sample.action for sample in policy.last_trace()] == [sample.action for sample in samples]
+        for ours, theirs in zip(policy.last_trace(), samples, strict=True):
+            assert (ours.state == theirs.state).all()
+            assert (ours.mask == theirs.mask).all()
+            assert (ours.probabilities == theirs.probabilities).all()
+        taken += len(samples)
+    assert taken > 60
 
 
 def test_the_mask_knows_caps_pins_waiting_jobs_and_empty_columns() -> None:

@@ -18,6 +18,7 @@ from fedsched.agent.inbox import Inbox, Stop
 from fedsched.agent.ledger import StoreLedger
 from fedsched.agent.logs import read_logs
 from fedsched.agent.membership import agent_id, take_term
+from fedsched.agent.nodes import NodeWatch
 from fedsched.agent.remembering import PolicyMemory
 from fedsched.agent.ticking import Ticker
 from fedsched.agent.tracing import JobTraces
@@ -179,6 +180,7 @@ class Agent:
         undo.callback(self._keeper.close)
         self._loop.step(TermTaken(time.time(), self._term, assigned(store, self._cluster)))
         undo.callback(AssignmentWatch(store, self._cluster, self._inbox.post).close)
+        undo.callback(NodeWatch(tuple(self.scheduler.state.machines), executor.closed, self._inbox.post).close)
         undo.callback(AttachClient(store, self._cluster, self._agent_id, self._read_logs(executor)).close)
         if isinstance(policy, Learnable) and learner is not None and config.aggregator is not None:
             undo.callback(self._join_federation(config.aggregator, policy, learner, versions).close)

@@ -262,12 +262,13 @@ def _cluster_row(view: ClusterView) -> tuple[object, ...]:
     mark = "" if view.reachable else "*"
     used, there = record.usage, record.capacity
     version = f" v{record.policy_version}" if record.policy_version else ""
+    are_open = sum(node.schedulable for node in record.nodes)
     return (
         view.name,
         state,
         record.agent_version,
         span(view.seen_age_s),
-        len(record.nodes),
+        str(len(record.nodes)) if are_open == len(record.nodes) else f"{are_open}/{len(record.nodes)}",
         f"{used.cpu_milli / 1000:g}/{there.cpu_milli / 1000:g}{mark}",
         f"{used.gpu_milli / 1000:g}/{there.gpu_milli / 1000:g}{mark}",
         f"{record.queued}{mark}",

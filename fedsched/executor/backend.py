@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from fedsched.core.ids import NodeName
 from fedsched.executor.records import Attempt, ExitRecord, TaskOrder, TaskRecord
 
 
@@ -45,6 +46,13 @@ class TaskBackend(Protocol):
 
     def waiting(self, record: TaskRecord) -> str:
         """Why the task has no place yet, as the cluster says it; empty once it has one."""
+
+    def closed(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str] | None:
+        """Those of the nodes that take no tasks now, each with why, as the cluster says it; None where it does not
+        answer. May wait for the answer.
+
+        Tasks that wait for a place on such a node end: they would not get it.
+        """
 
     def signal(self, records: Iterable[TaskRecord], signum: signal.Signals) -> None:
         """Have all processes of the tasks receive a signal; tasks that are gone are fine. Does not wait."""

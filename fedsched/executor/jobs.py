@@ -6,14 +6,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import assert_never
 
 from fedsched.core.commands import AdoptJobs, ExecutorCommand, ScaleJob, StartJob, StopJob
 from fedsched.core.events import JobExited
-from fedsched.core.ids import JobId
+from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import JobSpec, Reason
 from fedsched.errors import Conflict, FedschedError
 from fedsched.executor import records
@@ -97,6 +97,10 @@ class JobExecutor:
         """The log files of all attempts of a job, oldest attempt first, then by task."""
         attempts = self._layout.attempts(job_id)
         return tuple(path for attempt in attempts for path in sorted(attempt.logs.glob("*.log")))
+
+    def closed(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str] | None:
+        """Those of the nodes that take no tasks now, each with why; None where the cluster does not answer."""
+        return self._context.tasks.closed(nodes)
 
     # --- the dispatching thread
 

@@ -17,7 +17,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import urllib3
 from kubernetes import client, config, watch
 from kubernetes.config.config_exception import ConfigException
 
+from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
 from fedsched.errors import InvalidConfiguration, StartFailed
 from fedsched.executor.launching import MachineTrouble
@@ -49,6 +50,8 @@ NAME_MAX = 63
 GONE = 410
 """The API server's answer to a watch from a past that it no longer knows."""
 PREFIX = "fedsched.io/"
+HOSTNAME = "kubernetes.io/hostname"
+"""The label by which nodes are known."""
 PREEMPTING = ("PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet")
 LOSING = ("DeletionByTaintManager", "DeletionByPodGC")
 """Reasons of the condition `DisruptionTarget`."""
@@ -173,6 +176,19 @@ class KubernetesTasks(Shepherded):
         for name in handles:
             self._work.put(functools.partial(self._delete, name, grace))
 
+    def _closed_of(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str] | None:
+        try:
+            found = self._api.list_node(_request_timeout=ASK_S).items
+        except client.ApiException as problem:
+            _log.warning("Kubernetes refused to list nodes: %s", _words(problem))
+            return None
+        except urllib3.exceptions.HTTPError as problem:
+            _log.warning("Kubernetes does not answer: %s", problem)
+            return None
+        said = {(node.metadata.labels or {}).get(HOSTNAME, node.metadata.name): _why_closed(node) for node in found}
+        closed = {name: said.get(name, f"no node has the label {HOSTNAME}={name}") for name in nodes}
+        return {name: why for name, why in closed.items() if why}
+
     def _delete(self, name: str, grace: dict[str, int]) -> None:
         self._api.delete_namespaced_pod(name, self._options.namespace, **grace, _request_timeout=ASK_S)
 
@@ -246,7 +262,7 @@ class KubernetesTasks(Shepherded):
             "nodeSelector": dict(options.node_selector),
         }
         if order.node:
-            spec["nodeSelector"]["kubernetes.io/hostname"] = order.node
+            spec["nodeSelector"][HOSTNAME] = order.node
         if options.service_account:
             spec["serviceAccountName"] = options.service_account
         if options.mount:
@@ -342,6 +358,14 @@ def _standing(pod: Any, *, gone: bool, by_us: bool) -> Standing:
     if gone and not by_us and status.phase not in ("Succeeded", "Failed"):
         return Standing(ended=True, reason=Reason.PREEMPTED, message="was deleted by others")
     return Standing(ended=True)
+
+
+def _why_closed(node: Any) -> str:
+    """Why a node takes no pods; empty if it does."""
+    ready = next((condition for condition in node.status.conditions or () if condition.type == "Ready"), None)
+    if ready is None or ready.status != "True":
+        return f"Kubernetes says {ready.reason or 'not ready'}" if ready is not None else "Kubernetes says not ready"
+    return "it is cordoned in Kubernetes" if node.spec.unschedulable else ""
 
 
 def _waiting(status: Any, conditions: dict[str, Any]) -> str:

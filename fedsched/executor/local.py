@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from fedsched.core.commands import StopJob
-from fedsched.core.ids import JobId
+from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.control import Control
@@ -79,6 +79,10 @@ class LocalTasks:
     def waiting(self, record: TaskRecord) -> str:
         """Processes start at once."""
         return ""
+
+    def closed(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str]:
+        """None: nodes are shares of the machine that asks."""
+        return {}
 
     def signal(self, records: Iterable[TaskRecord], signum: signal.Signals) -> None:
         """Signal the tasks' process groups."""

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, assert_never
 
+from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
-from fedsched.errors import StartFailed
 from fedsched.executor import ray_talk
 from fedsched.executor.launching import MachineTrouble
 from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
@@ -65,6 +66,8 @@ class RayTasks(Shepherded):
         """Answers to starts that are waited for."""
         self._watched: set[str] = set()
         """What the present driver tells of."""
+        self._nodes: frozenset[str] | None = None
+        """Names of those that live; None until the present driver has told."""
         self._driver: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._closing = threading.Event()
@@ -105,7 +108,7 @@ class RayTasks(Shepherded):
             if problem:
                 self._drop(name)
         if problem:
-            raise StartFailed(f"{order.task} could not be started: {problem}", "see `ray list nodes`")
+            raise MachineTrouble(f"{order.task} could not be started: {problem}", "see `ray list nodes`")
         return name
 
     def _says(self, handle: str, known: Known) -> Standing:
@@ -127,6 +130,11 @@ class RayTasks(Shepherded):
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
         with self._lock:
             self._send(ray_talk.Tell(tuple(handles), signum))
+
+    def _closed_of(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str] | None:
+        with self._lock:
+            living = self._nodes
+        return None if living is None else {node: "Ray has no such node alive" for node in nodes if node not in living}
 
     # --- the driver
 
@@ -167,6 +175,7 @@ class RayTasks(Shepherded):
             with self._news:
                 self._ready, self._driver = False, None
                 self._watched.clear()
+                self._nodes = None
             try:
                 driver.wait(5.0)
             except subprocess.TimeoutExpired:
@@ -194,5 +203,7 @@ class RayTasks(Shepherded):
             case ray_talk.Stands(name, state):
                 if name in self._watched:
                     self._states[name] = state
+            case ray_talk.Nodes(names):
+                self._nodes = frozenset(names)
             case _:
                 assert_never(news)

@@ -30,6 +30,8 @@ from fedsched.executor.shepherd import die_with
 
 LOOK_S = 0.5
 """How often the actors are looked at."""
+COUNT_S = 2.0
+"""How often the nodes are."""
 LEAVE_S = 2.0
 """How long an actor whose task has ended stays to tell so; then it gives its place back."""
 DYING_S = 15.0
@@ -86,6 +88,8 @@ class Driver:
         self._placed: set[str] = set()
         self._dying: dict[str, tuple[float, str]] = {}
         self._said: dict[str, State] = {}
+        self._names: tuple[str, ...] = ()
+        self._counted_s = float("-inf")
 
     def obey(self, order: ray_talk.Order) -> None:
         """Carry out an order; the answer to a start says whether Ray took it."""
@@ -104,6 +108,11 @@ class Driver:
 
     def look(self) -> None:
         """Say what has changed."""
+        if time.monotonic() - self._counted_s >= COUNT_S:
+            self._counted_s, names = time.monotonic(), tuple(sorted(_nodes()))
+            if names != self._names:
+                self._names = names
+                _say(ray_talk.Nodes(names))
         for name in [*self._ends, *self._dying]:
             said = self._standing(name)
             if said != self._said.get(name):

@@ -71,7 +71,13 @@ class Stands(msgspec.Struct, frozen=True, tag=True):
     state: State
 
 
-News = Ready | Started | Stands
+class Nodes(msgspec.Struct, frozen=True, tag=True):
+    """Those that live, by each name that people may know them by."""
+
+    names: tuple[str, ...]
+
+
+News = Ready | Started | Stands | Nodes
 
 _order = msgspec.json.Decoder(Order)
 _news = msgspec.json.Decoder(News)

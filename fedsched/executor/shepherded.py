@@ -6,10 +6,11 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.records import Attempt, ExitRecord, TaskOrder, TaskRecord
@@ -66,6 +67,7 @@ class Shepherded(ABC):
         self._lock = threading.Lock()
         self._known: dict[str, Known] = {}
         """By the cluster's name for the task, of those that nobody has forgotten yet."""
+        self._closed: Mapping[NodeName, str] = {}
 
     # --- what a subclass knows
 
@@ -85,6 +87,10 @@ class Shepherded(ABC):
     @abstractmethod
     def _drop(self, handle: str) -> None:
         """Keep nothing of a task any more, nor of what the cluster may yet say of it. Under the lock."""
+
+    @abstractmethod
+    def _closed_of(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str] | None:
+        """See `TaskBackend.closed`."""
 
     @abstractmethod
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
@@ -132,6 +138,9 @@ class Shepherded(ABC):
         standing = self._standing(record)
         found = records.read(ExitRecord, attempt.exit(record.task))
         if found is None or found.request != record.request:
+            if standing.waiting and record.node in self._closed:
+                words = f"waits for node {record.node}, which takes no tasks: {self._closed[record.node]}"
+                return ExitRecord(0, record.request, time.time(), reason=Reason.NODE_LOST, message=words)
             if not standing.ended:
                 return None
             found = ExitRecord(0, record.request, time.time())
@@ -144,6 +153,13 @@ class Shepherded(ABC):
     def waiting(self, record: TaskRecord) -> str:
         """As the cluster says it."""
         return self._standing(record).waiting
+
+    def closed(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str] | None:
+        """As the cluster says it, and remembered for the tasks that wait."""
+        found = self._closed_of(nodes)
+        if found is not None:
+            self._closed = found
+        return found
 
     def signal(self, records: Iterable[TaskRecord], signum: signal.Signals) -> None:
         """Pass the signal on, unless it was passed on a moment ago."""

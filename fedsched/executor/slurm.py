@@ -16,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
 from fedsched.errors import StartFailed
 from fedsched.executor.launching import MachineTrouble
@@ -35,6 +37,12 @@ NOT_NOW = ("Unable to contact", "Socket timed out", "Connection refused", "Zero 
 """What commands say when the controller does not answer: no fault of the job's."""
 HELD_BACK = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
+OPEN = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
+"""States of nodes that take tasks, now or once others have ended; all else, drained and down say, does not."""
+SILENT_MARKS = "~#+-"
+"""Behind a state: saves power, powers up, has ended jobs, is planned for. A task may come all the same."""
+NO_ANSWER = "*"
+"""Behind a state: the node does not answer."""
 CAUSES = {
     "NODE_FAIL": (Reason.NODE_LOST, "lost its node"),
     "BOOT_FAIL": (Reason.NODE_LOST, "lost its node"),
@@ -147,6 +155,26 @@ class SlurmTasks(Shepherded):
 
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
         self._orders.put((handles, signum))
+
+    def _closed_of(self, nodes: Sequence[NodeName]) -> Mapping[NodeName, str] | None:
+        command = ["sinfo", "--noheader", "--Node", "--format=%N|%T|%E"]
+        command += [f"--partition={self._options.partition}"] if self._options.partition else []
+        try:
+            answer = _ask(command)
+        except (subprocess.SubprocessError, OSError) as problem:
+            _log.warning("Slurm does not say how its nodes are: %s", problem)
+            return None
+        if answer.returncode != 0:
+            _log.warning("Slurm does not say how its nodes are: %s", answer.stderr.strip())
+            return None
+        said = {name: words for name, *words in (line.split("|", 2) for line in answer.stdout.splitlines())}
+        where = f"partition {self._options.partition}" if self._options.partition else "Slurm"
+        closed = {node: f"{where} has no such node" for node in nodes if node not in said}
+        for node in nodes:
+            state, reason = said.get(node, ("idle", ""))
+            if state.rstrip(SILENT_MARKS) not in OPEN or NO_ANSWER in state:
+                closed[node] = f"Slurm says {state}" + (f", {reason}" if reason not in ("", "none") else "")
+        return closed
 
     # --- the thread
 

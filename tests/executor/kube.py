@@ -370,7 +370,8 @@ class Kube:
     def _fits(self, pod: Object, name: str) -> bool:
         node = self.store.get("nodes", "", name)
         wanted = pod["spec"].get("nodeSelector") or {}
-        if not self.kubelets[name].alive or not wanted.items() <= node["metadata"]["labels"].items():
+        closed = not self.kubelets[name].alive or node["spec"].get("unschedulable")
+        if closed or not wanted.items() <= node["metadata"]["labels"].items():
             return False
         here = [p for p in self.store.list("pods") if p["spec"].get("nodeName") == name]
         running = [p for p in here if p["status"]["phase"] not in ("Succeeded", "Failed")]
@@ -550,13 +551,21 @@ _CORE = {
 }
 _MORE = {
     "apps": {"deployments": "Deployment"},
-    "rbac.authorization.k8s.io": {"roles": "Role", "rolebindings": "RoleBinding"},
+    "rbac.authorization.k8s.io": {
+        "roles": "Role",
+        "rolebindings": "RoleBinding",
+        "clusterroles": "ClusterRole",
+        "clusterrolebindings": "ClusterRoleBinding",
+    },
 }
 """Kinds that clients can learn of here; none of them does anything."""
 
 
 def _known(kinds: dict[str, str]) -> list[Object]:
-    return [{"name": name, "namespaced": True, "kind": kind, "verbs": ["create"]} for name, kind in kinds.items()]
+    return [
+        {"name": name, "namespaced": not name.startswith("cluster"), "kind": kind, "verbs": ["create"]}
+        for name, kind in kinds.items()
+    ]
 
 
 def _group(name: str) -> Object:

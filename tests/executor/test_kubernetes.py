@@ -19,6 +19,7 @@ from kubernetes import client
 
 from fedsched.config import AgentConfig, parse
 from fedsched.core.events import JobExited, JobStarted
+from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
 from fedsched.executor.kubernetes import NAME_MAX, _name
 from tests.executor.cluster import JOB, STAND_IN, Cluster, ended, placement
@@ -163,9 +164,11 @@ def test_the_shipped_role_allows_what_the_executor_asks_and_no_more(cluster: Clu
     cluster.stop(grace_s=0.5)
     cluster.wait_for(JobExited)
     eventually(lambda: not kubernetes.kube.store.list("services"), "the service is gone")
+    assert cluster.executor.closed([NodeName("n1")]) == {}
     asked = {_verb(line) for line in kubernetes.kube.requests[mark:]}
-    role = next(document for document in _documents() if document["kind"] == "Role")
-    allowed = {(verb, what) for rule in role["rules"] for verb in rule["verbs"] for what in rule["resources"]}
+    roles = [document for document in _documents() if document["kind"] in ("Role", "ClusterRole")]
+    rules = [rule for role in roles for rule in role["rules"]]
+    allowed = {(verb, what) for rule in rules for verb in rule["verbs"] for what in rule["resources"]}
 
     assert asked <= allowed
     assert allowed - asked <= {("get", "services"), ("list", "pods")}, "needed after a restart only"
@@ -174,6 +177,6 @@ def test_the_shipped_role_allows_what_the_executor_asks_and_no_more(cluster: Clu
 def _verb(line: str) -> tuple[str, str]:
     method, path = re.match(r'"(\w+) (\S+)', line).groups()  # type: ignore[union-attr]
     parts, _, query = path.partition("?")
-    plural, *name = parts.split("/")[5:]
+    plural, *name = re.sub("/namespaces/[^/]+", "", parts).split("/")[3:]
     verbs = {"POST": "create", "DELETE": "delete", "GET": "get" if name else "watch" if "watch=" in query else "list"}
     return verbs[method], plural

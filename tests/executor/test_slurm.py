@@ -75,3 +75,37 @@ def test_slurm_is_not_asked_when_no_task_is_left(tasks: SlurmTasks) -> None:
     tasks._list()
 
     assert tasks._listed_at == listed_at
+
+
+def test_which_states_of_slurms_nodes_take_tasks(tmp_path: Path, tasks: SlurmTasks) -> None:
+    """A node that only sleeps or is busy is no dead one, and the reverse costs every job five minutes."""
+    open_states = ("idle", "mixed", "allocated", "completing", "planned", "idle~", "idle#", "mixed-", "allocated+")
+    closed_states = (
+        "down",
+        "down*",
+        "idle*",
+        "mixed*",
+        "drained",
+        "draining",
+        "fail",
+        "unknown",
+        "inval",
+        "maint",
+        "idle$",
+        "idle@",
+        "idle%",
+    )
+    states = {f"n{number}": state for number, state in enumerate((*open_states, *closed_states))}
+    program = tmp_path / "sinfo"
+    lines = "".join(f"{node}|{state}|{'none' if state in open_states else 'a | b'}\n" for node, state in states.items())
+    program.write_text(f"#!/bin/sh\ncat <<END\n{lines}END\n")
+    program.chmod(0o755)
+
+    closed = tasks.closed([NodeName(node) for node in (*states, "n99")])
+
+    assert closed == {
+        **{node: f"Slurm says {state}, a | b" for node, state in states.items() if state in closed_states},
+        "n99": "Slurm has no such node",
+    }
+    program.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    assert tasks.closed([NodeName("n1")]) is None, "who does not answer says nothing about nodes"

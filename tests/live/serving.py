@@ -32,8 +32,8 @@ LONG_S = 150.0
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """An attempt's tasks, as those who take them away look for them."""
+class Tasks:
+    """An attempt's, as those who take them away look for them."""
 
     attempt: Attempt
 

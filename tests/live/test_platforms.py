@@ -19,7 +19,7 @@ from tests.executor.cluster import Place, told_to_run
 from tests.executor.on_kubernetes import NAMESPACE, OnKubernetes
 from tests.executor.on_ray import OnRay
 from tests.executor.slurm import OnSlurm
-from tests.live.serving import Recorded, Served, serving
+from tests.live.serving import Served, Tasks, serving
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
@@ -62,7 +62,7 @@ def shipped(kind: str) -> dict[str, Any]:
     return dict(yaml.safe_load(config["data"]["agent.yaml"]))
 
 
-def of(place: Place, home: Path) -> dict[str, Any]:
+def agent_on(place: Place, home: Path) -> dict[str, Any]:
     """The shipped configuration, led to the cluster of the tests."""
     match place:
         case OnSlurm():
@@ -91,7 +91,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 @pytest.fixture
 def served(place: Place, tmp_path: Path) -> Iterator[Served]:
     (tmp_path / "train.py").write_text(TRAIN)
-    config = of(place, tmp_path)
+    config = agent_on(place, tmp_path)
     with serving(tmp_path, config | {"policy": {"name": "drf"}}, tmp_path / "shared" / config["cluster"]) as served:
         if isinstance(place, OnRay):
             place.namespace = f"fedsched-{served.cluster}"
@@ -151,7 +151,7 @@ def test_what_the_platform_takes_away_goes_on_elsewhere_and_what_the_user_broke_
     )
     before = served.wait(job, "there is a checkpoint", lambda now: now.progress.checkpoint_step > 0)
 
-    place.preempt(Recorded(served.attempt(job)), "worker-0")
+    place.preempt(Tasks(served.attempt(job)), "worker-0")
     after = served.wait(job, "it trains again", lambda now: now.attempt == 2 and now.phase is JobPhase.RUNNING)
     assert after.failures == 0
     assert after.progress.steps >= before.progress.checkpoint_step

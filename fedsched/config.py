@@ -219,7 +219,10 @@ class Waits(Tree):
 
 
 class LearningConfig(Tree):
-    """How a policy learns from its own decisions: DL2's recipe, with a switch for each of its paper's ablations."""
+    """How DL2 learns from its own decisions, with a switch for each of its paper's ablations.
+
+    The policy `set` has a recipe of its own, of which only the memory can be chosen.
+    """
 
     exploration: bool = True
     """Whether job-aware rules choose in the network's place now and then, while it learns."""
@@ -231,6 +234,11 @@ class LearningConfig(Tree):
     """What a reward is compared with: the value network's guess, or the mean of what is remembered."""
     entropy_weight: float = Field(default=0.1, ge=0)
     """Of the bonus for staying undecided, which is a mean over all actions."""
+    reward: Literal["slot", "job"] = "slot"
+    """What a choice earns: the progress of all jobs in its slot, or of the job that it was about; void then earns the
+    mean over jobs."""
+    discount: float = Field(default=0.0, ge=0, lt=1)
+    """What a later slot's reward counts, per slot; 0, as in DL2's code: a choice earns what its own slot brings."""
 
     def capacity(self, batch_size: int) -> int:
         """Decisions to remember where gradients are over `batch_size`."""

@@ -46,6 +46,13 @@ class Replay(StrEnum):
     OFF = "off"
 
 
+class Reward(StrEnum):
+    """What a choice earns."""
+
+    SLOT = "slot"
+    JOB = "job"
+
+
 class Baseline(StrEnum):
     """What a reward is compared with."""
 
@@ -85,6 +92,12 @@ BaselineOption = Annotated[
     Baseline, typer.Option(help="What rewards are compared with: the value network's guess, or their mean.")
 ]
 Entropy = Annotated[float, typer.Option(min=0, help="Weight of the bonus for staying undecided.")]
+RewardOption = Annotated[
+    Reward, typer.Option(help="What a choice earns: all jobs' progress in its slot, or that of the job it is about.")
+]
+Discount = Annotated[
+    float, typer.Option(min=0, max=0.999, help="What a later slot's reward counts, per slot; 0: nothing.")
+]
 
 
 def online(
@@ -105,6 +118,8 @@ def online(
     exploration: Exploration = True,
     baseline: BaselineOption = Baseline.VALUE,
     entropy_weight: Entropy = 0.1,
+    reward: RewardOption = Reward.SLOT,
+    discount: Discount = 0.0,
     resume: Resume = False,
     restart: Restart = False,
     output: Output = Format.TABLE,
@@ -117,7 +132,7 @@ def online(
 
     recipe = replace(
         _recipe("online", scenario, policy, source, window, seed, validate_every, validation_seeds),
-        learning=_learning(LearningConfig(), exploration, replay, memory, baseline, entropy_weight),
+        learning=_learning(LearningConfig(), exploration, replay, memory, baseline, entropy_weight, reward, discount),
         learning_rate=learning_rate,
         batch_size=batch_size,
         samples_min=samples_min,
@@ -148,6 +163,8 @@ def federated(
     ] = None,
     baseline: Annotated[Baseline | None, typer.Option(help="As the scenario says by default.")] = None,
     entropy_weight: Annotated[float | None, typer.Option(min=0, help="As the scenario says by default.")] = None,
+    reward: Annotated[Reward | None, typer.Option(help="As the scenario says by default.")] = None,
+    discount: Annotated[float | None, typer.Option(min=0, max=0.999, help="As the scenario says by default.")] = None,
     resume: Resume = False,
     restart: Restart = False,
     output: Output = Format.TABLE,
@@ -159,7 +176,7 @@ def federated(
     section = _section(scenario)
     recipe = replace(
         _recipe("federated", scenario, policy, source, window, seed, validate_every, validation_seeds),
-        learning=_learning(section.learning, exploration, replay, memory, baseline, entropy_weight),
+        learning=_learning(section.learning, exploration, replay, memory, baseline, entropy_weight, reward, discount),
         learning_rate=learning_rate or section.learning_rate,
         batch_size=batch_size or section.batch_size,
         samples_min=samples_min or section.samples_min,
@@ -188,6 +205,8 @@ def _learning(
     memory: int | None,
     baseline: Baseline | None,
     entropy_weight: float | None,
+    reward: Reward | None,
+    discount: float | None,
 ) -> LearningConfig:
     """The usual way but for what was said."""
     told = {
@@ -196,6 +215,8 @@ def _learning(
         "memory": memory,
         "baseline": baseline and baseline.value,
         "entropy_weight": entropy_weight,
+        "reward": reward and reward.value,
+        "discount": discount,
     }
     return usual.model_copy(update={name: value for name, value in told.items() if value is not None})
 
@@ -257,6 +278,8 @@ def _options(recipe: Recipe, episodes: int) -> str:
         "--replay": learning.replay,
         "--baseline": learning.baseline,
         "--entropy-weight": learning.entropy_weight,
+        "--reward": learning.reward,
+        "--discount": learning.discount,
     }
     told = " ".join(f"{name} {value}" for name, value in options.items() if value is not None)
     return f"{told} {'--exploration' if learning.exploration else '--no-exploration'}"

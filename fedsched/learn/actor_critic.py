@@ -1,7 +1,8 @@
 """DL2's online learning: REINFORCE with a value baseline and an entropy bonus, on what really happened to the jobs.
 
 As in the reference, every choice of a slot earns that slot's reward, the sum of the jobs' normalised progress, without
-discount or bootstrap: target = r, advantage = r - V(s), value loss = mean (V - r)^2, entropy weight 0.1 averaged over
+discount or bootstrap (both can be chosen otherwise: a job's own progress, and the paper's discounted sum over later
+slots): target = r, advantage = r - V(s), value loss = mean (V - r)^2, entropy weight 0.1 averaged over
 the 3J+1 actions. Departures:
 
 * log-probabilities are those of the present network over what was legal. The reference feeds the stored ones in place
@@ -31,6 +32,8 @@ from fedsched.policy.learnable import Array, Arrays
 
 ENTROPY_WEIGHT = 0.1
 RATIO_MAX = 2.0
+LATE_MIN = 0.01
+"""Rewards that would count less than this are too late to count."""
 PENDING_SLOTS_MAX = 64
 """Slots that may wait for their reward; older ones are forgotten (the agent was cut off meanwhile)."""
 
@@ -50,6 +53,18 @@ class Update:
     mean_reward: float
 
 
+class _Ripening:
+    """A slot's choices, to which later slots still add."""
+
+    def __init__(self, slot: int, samples: tuple[DecisionSample, ...], rewards: list[float]) -> None:
+        self.slot = slot
+        self.samples = samples
+        self.returns = rewards
+
+    def add(self, factor: float, rewards: list[float]) -> None:
+        self.returns = [sum_ + factor * reward for sum_, reward in zip(self.returns, rewards, strict=True)]
+
+
 class Learner:
     """Turns a cluster's decisions and rewards into gradients. All methods may be called from any thread."""
 
@@ -61,11 +76,17 @@ class Learner:
         prioritised: bool = True,
         entropy_weight: float = ENTROPY_WEIGHT,
         baseline: Literal["value", "mean"] = "value",
+        per_job: bool = False,
+        discount: float = 0.0,
     ) -> None:
         self._lock = threading.Lock()
         self._replay = Replay(shape, capacity, prioritised=prioritised)
         self._entropy_weight = entropy_weight
         self._baseline = baseline
+        self._per_job = per_job
+        self._discount = discount
+        self._ripening: list[_Ripening] = []
+        """By slot, those whose later rewards still count; empty without a discount."""
         self._pending: dict[int, tuple[DecisionSample, ...]] = {}
         self._recorded = 0
 
@@ -89,11 +110,27 @@ class Learner:
 
     def reward(self, reward: RewardSlot) -> None:
         """What a slot brought. A slot whose choices were not ours (a fallback decided) teaches nothing."""
-        earned = sum(progress for _, progress in sorted(reward.progress))
         with self._lock:
+            for waiting in self._ripening:
+                factor = self._discount ** (reward.slot - waiting.slot)
+                waiting.add(factor, self._earned(waiting.samples, reward))
             samples = self._pending.pop(reward.slot, ())
-            self._replay.add(samples, earned)
-            self._recorded += len(samples)
+            self._ripening.append(_Ripening(reward.slot, samples, self._earned(samples, reward)))
+            while self._ripening and self._discount ** (reward.slot + 1 - self._ripening[0].slot) < LATE_MIN:
+                self._remember(self._ripening.pop(0))
+
+    def _earned(self, samples: Sequence[DecisionSample], reward: RewardSlot) -> list[float]:
+        """What each of the choices gets of a slot's reward."""
+        slot = sum(progress for _, progress in sorted(reward.progress))
+        if not self._per_job:
+            return [slot] * len(samples)
+        jobs = dict(reward.progress)
+        mean = slot / len(jobs) if jobs else 0.0
+        return [mean if sample.job_id is None else jobs.get(sample.job_id, 0.0) for sample in samples]
+
+    def _remember(self, ripe: _Ripening) -> None:
+        self._replay.add(ripe.samples, ripe.returns)
+        self._recorded += len(ripe.samples)
 
     def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Update:
         """The gradient of both losses at these weights, over a batch drawn from memory.
@@ -116,11 +153,15 @@ class Learner:
         """Choices that still wait for a reward will never get one: the run that they were made in is over."""
         with self._lock:
             self._pending.clear()
+            for ripe in self._ripening:  # no later slot adds to them
+                self._remember(ripe)
+            self._ripening.clear()
 
     def forget(self) -> None:
         """Remember nothing, as after a restart of the process."""
         with self._lock:
             self._pending.clear()
+            self._ripening.clear()
             self._replay.clear()
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -136,6 +177,7 @@ class Learner:
         """
         with self._lock:
             self._pending.clear()
+            self._ripening.clear()
             self._replay.restore(state)
             self._recorded = int(state["recorded"].item())
 

@@ -45,6 +45,8 @@ def _dl2_learner(shape: Shape, config: LearningConfig, batch_size: int) -> Learn
         prioritised=config.replay == "prioritised",
         entropy_weight=config.entropy_weight,
         baseline=config.baseline,
+        per_job=config.reward == "job",
+        discount=config.discount,
     )
 
 

@@ -56,9 +56,9 @@ class Replay:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, samples: Sequence[DecisionSample], reward: float) -> None:
-        """Remember a slot's choices; all of them earned the slot's reward. The oldest make room."""
-        for sample in samples:
+    def add(self, samples: Sequence[DecisionSample], rewards: Sequence[float]) -> None:
+        """Remember choices and what each earned. The oldest make room."""
+        for sample, reward in zip(samples, rewards, strict=True):
             mean = self.mean_reward
             at = self._next
             self._states[at] = sample.state

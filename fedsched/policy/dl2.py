@@ -369,6 +369,8 @@ class DecisionSample:
     probabilities: Array
     """(3J+1,), of the network over what was legal; where exploration chose instead, still the network's."""
     action: int
+    job_id: JobId | None = None
+    """Whom the action was about; None: void."""
 
 
 class Explorer(Protocol):
@@ -443,4 +445,6 @@ class DL2(Weighted[Shape, DecisionSample]):
 
 
 def _sample(slot: int, version: int, window: Window, chances: NDArray[np.float64], action: int) -> DecisionSample:
-    return DecisionSample(slot, version, window.state.copy(), window.mask.copy(), chances.astype(np.float32), action)
+    job_id = window.target(action)[0].job_id if action < 3 * window.size else None
+    probabilities = chances.astype(np.float32)
+    return DecisionSample(slot, version, window.state.copy(), window.mask.copy(), probabilities, action, job_id)

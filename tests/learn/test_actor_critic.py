@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +74,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     rewards = [0.3, -0.2, 1.0, 0.0, 0.7]
     replay = Replay(SHAPE, 8, prioritised=False)
     for entry, reward in zip(samples, rewards, strict=True):
-        replay.add([entry], reward)
+        replay.add([entry], [reward])
 
     update, advantages = gradient_on(arrays, replay.draw(5, Random(0)))
 
@@ -98,7 +100,7 @@ def flat(reward: float, *, baseline: float | None = None, chance: float = 1 / 3)
     chances = np.where(mask, chance, 0).astype(np.float32)
     replay = Replay(SHAPE, 4, prioritised=False)
     state = np.ones((ROWS, SHAPE.window), np.float32)
-    replay.add([DecisionSample(1, 1, state, mask, chances, 6)], reward)
+    replay.add([DecisionSample(1, 1, state, mask, chances, 6)], [reward])
     update, advantages = gradient_on(arrays, replay.draw(1, Random(0)), baseline=baseline)
     return update.gradients, advantages
 
@@ -155,7 +157,7 @@ def test_illegal_actions_get_no_gradient_and_no_nan() -> None:
     """0 times minus infinity is how masked policies die."""
     arrays = initial(SHAPE, 3)
     replay = Replay(SHAPE, 8, prioritised=False)
-    replay.add([sample(arrays, np.random.default_rng(1)) for _ in range(4)], 1.0)
+    replay.add([sample(arrays, np.random.default_rng(1)) for _ in range(4)], [1.0] * 4)
     update, _ = gradient_on(arrays, replay.draw(4, Random(0)))
     assert sorted(update.gradients) == sorted(arrays)
     assert all(np.isfinite(gradient).all() for gradient in update.gradients.values())
@@ -170,7 +172,7 @@ def test_a_choice_that_the_policy_has_come_to_like_counts_at_most_double() -> No
     norms = []
     for entry in (fresh, rare):
         replay = Replay(SHAPE, 8, prioritised=False)
-        replay.add([entry], 100.0)
+        replay.add([entry], [100.0])
         update, _ = gradient_on(arrays, replay.draw(1, Random(0)))
         norms.append(float(np.linalg.norm(update.gradients["policy.1.bias"])))
     assert norms[1] / norms[0] == pytest.approx(2.0, rel=1e-3)
@@ -189,6 +191,40 @@ def test_a_slots_choices_wait_for_that_slots_reward() -> None:
     learner.reward(RewardSlot(4, ((JobId("b"), 0.25), (JobId("a"), 0.5))))
     assert len(learner) == 2
     assert learner.gradient(arrays, 8, seed=0).mean_reward == 0.75
+
+
+def three_slots(**options: Any) -> list[float]:
+    """What is remembered of three slots with three choices each: about job a, about job b, and void."""
+    learner = Learner(SHAPE, 64, prioritised=False, **options)
+    chance, arrays = np.random.default_rng(0), initial(SHAPE, 0)
+    for slot, (of_a, of_b) in enumerate([(0.1, 0.3), (0.2, 0.0), (0.4, 0.6)]):
+        made = sample(arrays, chance, slot)
+        whom = (JobId("a"), JobId("b"), None)
+        learner.record(slot, [dataclasses.replace(made, job_id=job_id) for job_id in whom])
+        learner.reward(RewardSlot(slot, ((JobId("a"), of_a), (JobId("b"), of_b))))
+    learner.abandon()
+    assert learner.recorded == 9
+    return [round(float(reward), 4) for reward in learner.state()["rewards"]]
+
+
+def test_what_a_choice_earns_can_be_chosen_on_paper() -> None:
+    """The slot's progress, its job's own, and either with what later slots bring, half as much per slot."""
+    assert three_slots() == [0.4] * 3 + [0.2] * 3 + [1.0] * 3
+    assert three_slots(per_job=True) == [0.1, 0.3, 0.2, 0.2, 0.0, 0.1, 0.4, 0.6, 0.5]
+    # 0.4 + 0.2 / 2 + 1.0 / 4, then 0.2 + 1.0 / 2, then 1.0
+    assert three_slots(discount=0.5) == [0.75] * 3 + [0.7] * 3 + [1.0] * 3
+    # a: 0.1 + 0.2 / 2 + 0.4 / 4; b: 0.3 + 0 + 0.6 / 4; void: 0.2 + 0.1 / 2 + 0.5 / 4
+    assert three_slots(per_job=True, discount=0.5)[:3] == [0.3, 0.45, 0.375]
+
+
+def test_a_choice_is_remembered_once_later_rewards_hardly_count() -> None:
+    """Else an agent that runs for ever would never learn."""
+    learner = Learner(SHAPE, 64, discount=0.5)
+    made = sample(initial(SHAPE, 0), np.random.default_rng(0))
+    for slot in range(20):
+        learner.record(slot, [made])
+        learner.reward(RewardSlot(slot, ((JobId("a"), 1.0),)))
+        assert learner.recorded == max(0, slot + 1 - 6)  # 0.5 ** 6 counts, 0.5 ** 7 is below a hundredth
 
 
 def test_an_agent_cut_off_for_long_does_not_hoard_choices() -> None:

@@ -24,7 +24,7 @@ def test_the_oldest_make_room() -> None:
     """Old behaviour must fade, and memory must not grow for as long as the agent lives."""
     replay = Replay(SHAPE, 3, prioritised=False)
     for mark in range(5):
-        replay.add([sample(mark)], reward=float(mark))
+        replay.add([sample(mark)], rewards=[float(mark)])
     batch = replay.draw(10, Random(0))
     assert sorted(batch.rewards.tolist()) == [2.0, 3.0, 4.0]
     assert sorted(batch.states[:, 0, 0].tolist()) == [2.0, 3.0, 4.0]
@@ -35,7 +35,7 @@ def test_a_batch_keeps_what_belongs_together() -> None:
     """A state beside another state's action teaches nonsense, and nothing would look wrong."""
     replay = Replay(SHAPE, 8, prioritised=False)
     for mark in range(6):
-        replay.add([sample(mark, probability=mark / 10)], reward=mark * 2.0)
+        replay.add([sample(mark, probability=mark / 10)], rewards=[mark * 2.0])
     batch = replay.draw(4, Random(1))
     marks = batch.states[:, 0, 0]
     assert len(set(marks.tolist())) == 4
@@ -47,7 +47,7 @@ def test_a_batch_keeps_what_belongs_together() -> None:
 def test_surprising_transitions_come_more_often_and_count_less() -> None:
     """Prioritised drawing is only right together with its weights."""
     replay = Replay(SHAPE, 4)
-    replay.add([sample(mark) for mark in range(4)], reward=0.0)
+    replay.add([sample(mark) for mark in range(4)], rewards=[0.0] * 4)
     batch = replay.draw(4, Random(0))
     assert sorted(batch.indices.tolist()) == [0, 1, 2, 3]  # equal priorities: one from each segment
 
@@ -69,7 +69,7 @@ def test_surprising_transitions_come_more_often_and_count_less() -> None:
 def test_a_new_transition_with_an_unusual_reward_comes_first() -> None:
     """max(1, reward - mean): what turned out well is looked at soon."""
     replay = Replay(SHAPE, 200)
-    replay.add([sample(mark) for mark in range(100)], reward=0.0)
-    replay.add([sample(7)], reward=50.0)
+    replay.add([sample(mark) for mark in range(100)], rewards=[0.0] * 100)
+    replay.add([sample(7)], rewards=[50.0])
     drawn = np.concatenate([replay.draw(3, Random(seed)).rewards for seed in range(50)])
     assert (drawn == 50.0).mean() == pytest.approx(1 / 3, abs=0.05)

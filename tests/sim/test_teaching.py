@@ -196,6 +196,8 @@ def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path) -
         "--replay off",
         "--baseline mean",
         "--entropy-weight 3",
+        "--reward job",
+        "--discount 0.5",
         "--memory 40",
         "--from scratch",
         "--from scratch --window 5",

@@ -341,9 +341,10 @@ class ExperimentConfig(Tree):
             )
         if self.training.look_slots and self.federation is None:
             raise ValueError("training.look_slots is given, and there is no section `federation`")
-        together = [label for label, lesson in self.training.policies.items() if lesson.together is not None]
-        if together and self.federation is None:
-            raise ValueError(f"training.policies.{together[0]}.together is given, and there is no section `federation`")
+        for label, lesson in self.training.policies.items() if self.federation is None else ():
+            told = [name for name in ("together", "promotion") if getattr(lesson, name) is not None]
+            if told:
+                raise ValueError(f"training.policies.{label}.{told[0]} is given, and there is no section `federation`")
         return self
 
     @model_validator(mode="after")

@@ -31,6 +31,8 @@ class School:
     learners: dict[ClusterName, ClusterLearner] = field(default_factory=dict)
     standings: list[Standing] = field(default_factory=list)
     """By federation, in the order in which they are formed."""
+    deciding: dict[ClusterName, Checkpoint] = field(default_factory=dict)
+    """By cluster that looks at versions before it lets them decide: what it decides with."""
     album: list[list[Arrays]] = field(default_factory=list)
     """By moment of the last run that was to be kept, the weights in force by federation."""
 
@@ -100,6 +102,12 @@ class Forming:
         self._open: dict[str, _Group] = {}
         """By label, the group that the next cluster with that policy joins."""
 
+    @property
+    def _looks_first(self) -> bool:
+        """Whether clusters compare versions with what they have before they let them decide."""
+        section = self._experiment.federation
+        return section is not None and section.promotion.accept != "at_once"
+
     def pupil(self, name: ClusterName, label: str, seed: int) -> Member | None:
         """A cluster's member; None where it does not learn.
 
@@ -115,7 +123,7 @@ class Forming:
             return None
         group = self._group(label, config, section, size)
         active, kind = group.standing.active, kind_of(config.name)
-        weights = group.first.replaced(active.checkpoint.arrays, {})
+        weights = self._school.deciding.get(name) or group.first.replaced(active.checkpoint.arrays, {})
         own = config.model_copy(update={"seed": config.seed + seed})
         policy = kind.policy(own, weights, active.record.version, section.learning)
         learner = self._school.learners.get(name)
@@ -177,6 +185,12 @@ class Forming:
         self._school.standings[:] = [federation.standing() for federation in world.federations]
         for group, standing in zip(self._groups, self._school.standings, strict=True):
             group.album.keep(standing.active.checkpoint.arrays, math.inf)
+        if self._looks_first:
+            self._school.deciding = {
+                name: member.versions.deciding
+                for federation in world.federations
+                for name, member in federation.members.items()
+            }
         self._school.album = [
             list(arrays) for arrays in zip(*(group.album.kept for group in self._groups), strict=True)
         ]

@@ -104,6 +104,7 @@ def recipe_of(lesson: Lesson) -> Recipe:
     experiment, section = lesson.experiment, lesson.experiment.federation
     assert experiment.training is not None, "a lesson of an experiment that teaches nobody"
     config = experiment.training.policies[lesson.policy]
+    promotion = config.promotion or (section.promotion if section else None)
     # A training on line has the defaults of `fedsched train online`.
     usual = Recipe(lesson.name, experiment, lesson.policy, "online")
     return Recipe(
@@ -116,12 +117,14 @@ def recipe_of(lesson: Lesson) -> Recipe:
         seed=lesson.seed,
         validate_every=experiment.training.look_every,
         validation_seeds=experiment.training.look_seeds,
-        look_slots=experiment.training.look_slots,
+        # What is kept of a run is the federation's versions; where clusters look at them first, not all of them decide.
+        look_slots=experiment.training.look_slots if promotion is None or promotion.accept == "at_once" else (),
         learning=config.learning or (section.learning if section else LearningConfig()),
         learning_rate=config.learning_rate or (section.learning_rate if section else usual.learning_rate),
         batch_size=config.batch_size or (section.batch_size if section else usual.batch_size),
         samples_min=config.samples_min or (section.samples_min if section else usual.samples_min),
         together=config.together,
+        promotion=promotion,
     )
 
 
@@ -143,8 +146,7 @@ def teach(lesson: Lesson, progress: Share = lambda _: None) -> Taught:
     except FedschedError as error:
         return untaught(lesson, error.message)
     looks = (_look(row, len(lesson.experiment.clusters)) for row in training.state.rows if f"{LOOK}{ALL}" in row)
-    weights = training.by_cluster([standing.active.checkpoint.arrays for standing in training.state.standings])
-    return Taught(Arm(lesson.name, lesson.policy), lesson.seed, tuple(looks), weights)
+    return Taught(Arm(lesson.name, lesson.policy), lesson.seed, tuple(looks), training.deciding())
 
 
 def untaught(lesson: Lesson, why: str) -> Taught:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import structs
 
-from fedsched.config import LearningConfig, PolicyConfig
+from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Outcome
 from fedsched.errors import Failed, InvalidInput
@@ -72,6 +72,8 @@ class Recipe:
     samples_min: int = 256
     together: int | None = None
     """Clusters that share one federation; None: as the experiment says."""
+    promotion: PromotionConfig | None = None
+    """What clusters do with the federation's versions; None: as the experiment says."""
 
     @property
     def groups(self) -> int:
@@ -94,6 +96,7 @@ class Recipe:
             "batch_size": self.batch_size,
             "samples_min": self.samples_min,
             "together": self.together,
+            **({"promotion": self.promotion.model_dump(mode="json")} if self.promotion is not None else {}),
             **{f"learning.{name}": value for name, value in learning.items()},
             "experiment": self.experiment.model_dump(mode="json"),
         }
@@ -116,6 +119,7 @@ class Recipe:
                 "learning_rate": self.learning_rate,
                 "batch_size": self.batch_size,
                 "samples_min": self.samples_min,
+                "promotion": self.promotion or section.promotion,
                 "together": {self.label: self.together or len(self.experiment.clusters)},
             }
         )
@@ -128,6 +132,8 @@ class State:
     standings: list[Standing]
     """By federation; on line the only one holds weights, moments and the version."""
     learners: dict[ClusterName, ClusterLearner]
+    deciding: dict[ClusterName, Checkpoint] = field(default_factory=dict)
+    """What each cluster decides with, where clusters look at versions before they let them decide."""
     episodes: int = 0
     """Runs that are over."""
     slots: dict[str, int] = field(default_factory=dict)
@@ -226,7 +232,7 @@ class Training:
         }
         due = state.episodes % recipe.validate_every == 0 or state.episodes == episodes
         if due and recipe.validation_seeds:
-            row.update(self.look([standing.active.checkpoint.arrays for standing in state.standings]))
+            row.update(self.look(self.deciding()))
             jct = row["jct_slots.all"]
             if not state.best or jct < state.best["jct_slots.all"]:
                 state.best = dict(row)
@@ -239,14 +245,14 @@ class Training:
         return {
             "episode": self.state.episodes,
             "slots": sum(min(slots, own) for own in decided.values()),
-            **self.look(arrays),
+            **self.look(self.by_cluster(arrays)),
         }
 
-    def look(self, arrays: Sequence[Arrays]) -> dict[str, float]:
+    def look(self, weights: Mapping[ClusterName, Checkpoint]) -> dict[str, float]:
         """Average JCT in slots on held-out runs without any learning: of all jobs, and by cluster."""
         recipe = self.recipe
         names = [cluster.name for cluster in recipe.experiment.clusters]
-        still = Still(recipe.label, recipe.experiment.policies[recipe.label], self.by_cluster(arrays))
+        still = Still(recipe.label, recipe.experiment.policies[recipe.label], weights)
         sums: dict[str, list[float]] = {}
         for number in range(recipe.validation_seeds):
             seed = recipe.experiment.seed + HELD_OUT_OFFSET + number
@@ -260,8 +266,13 @@ class Training:
                     sums.setdefault(name, []).append(float(jct[rows].mean()))
         return {f"jct_slots.{name}": sum(values) / len(values) for name, values in sums.items()}
 
+    def deciding(self) -> dict[ClusterName, Checkpoint]:
+        """What each cluster decides with now."""
+        by_federation = self.by_cluster([standing.active.checkpoint.arrays for standing in self.state.standings])
+        return {**by_federation, **self.state.deciding}
+
     def by_cluster(self, arrays: Sequence[Arrays]) -> dict[ClusterName, Checkpoint]:
-        """What each cluster decides with.
+        """What its federation has for each cluster.
 
         Args:
             arrays: weights by federation.
@@ -382,7 +393,7 @@ class _Federated:
     def __init__(self, training: Training, experiment: ExperimentConfig) -> None:
         self._training = training
         state = training.state
-        self._school = School(dict(state.learners), list(state.standings))
+        self._school = School(dict(state.learners), list(state.standings), dict(state.deciding))
         seed = apart(state.episodes, training.recipe.seed)
         self._look_slots = training.recipe.look_slots if not state.episodes else ()
         moments_s = [slots * experiment.slot_length_s for slots in self._look_slots]
@@ -419,6 +430,7 @@ class _Federated:
         assert self._world is not None
         self._forming.keep(self._world)
         self._training.state.standings = list(self._school.standings)
+        self._training.state.deciding = dict(self._school.deciding)
         records = [record for federation in self._world.federations for record in federation.records]
         absent = [gone.absence.value for record in records for gone in record.absent]
         counted = [part.metrics for record in records for part in record.contributions]

@@ -41,11 +41,14 @@ def kept(training: Training) -> Kept:
         )
     for cluster, learner in state.learners.items():
         arrays.update({f"learner.{cluster}/{name}": array for name, array in learner.state().items()})
+    for cluster, weights in state.deciding.items():
+        arrays.update({f"deciding.{cluster}/{name}": array for name, array in weights.arrays.items()})
     for index, best in enumerate(state.best_arrays):
         arrays.update({f"best.{index}/{name}": array for name, array in best.items()})
     rest = {
         "standings": standings,
         "clusters": list(state.learners),
+        "deciding": list(state.deciding),
         "episodes": state.episodes,
         "slots": state.slots,
         # As pairs: the log's columns come in the order in which they were first told.
@@ -68,6 +71,9 @@ def load(path: Path, recipe: Recipe) -> Training:
     state.standings = [_standing(training, there.arrays, index, one) for index, one in enumerate(rest["standings"])]
     for cluster in rest["clusters"]:
         state.learners[ClusterName(cluster)].restore(under(there.arrays, f"learner.{cluster}/"))
+    for cluster in rest.get("deciding", ()):  # states of earlier versions have none
+        weights = under(there.arrays, f"deciding.{cluster}/")
+        state.deciding[ClusterName(cluster)] = training.first.replaced(weights, {})
     state.episodes, state.slots = rest["episodes"], rest["slots"]
     state.rows, state.best = [dict(row) for row in rest["rows"]], dict(rest["best"])
     state.best_arrays = [

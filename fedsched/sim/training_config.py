@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedsched.config import LearningConfig, Tree
+from fedsched.config import LearningConfig, PromotionConfig, Tree
 
 
 class LessonConfig(Tree):
@@ -29,6 +29,8 @@ class LessonConfig(Tree):
     """Decisions that a cluster must know the reward of before it gives a gradient; None: likewise."""
     together: int | None = Field(default=None, ge=1)
     """Clusters that share one federation, in the file's order; None: all of them."""
+    promotion: PromotionConfig | None = None
+    """What each cluster does with the federation's versions; None: as the section `federation` says."""
 
     @model_validator(mode="after")
     def _only_fresh_weights_have_a_choice(self) -> LessonConfig:

@@ -78,6 +78,11 @@ class SimulatedVersions:
         return self._loop.core
 
     @property
+    def deciding(self) -> Checkpoint:
+        """What the policy decides with now."""
+        return checkpoint.from_bytes(self._weights[self._installed.digest], str(self._installed))
+
+    @property
     def orders(self) -> tuple[Promotion, ...]:
         """As a store keeps them, oldest first."""
         return tuple(self._orders[seq] for seq in sorted(self._orders))

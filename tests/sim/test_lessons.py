@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedsched.sim.federating import Album
 from fedsched.sim.lessons import Look, Taught, lessons_of, progress_of, recipe_of, teach
 from fedsched.sim.running import Request, perform
 from fedsched.sim.teaching import Training
+from fedsched.sim.teaching_state import kept, load
 from tests.sim.test_teaching import ONE, THREE
 
 TRAINING: dict[str, Any] = {
@@ -230,3 +232,46 @@ def test_who_learns_alone_is_neither_cut_off_nor_spoilt() -> None:
         digests.append([weights.digest for _, weights in sorted(taught_so.weights.items())])
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 3
+
+
+# --- Clusters that look before they take a version -------------------------------------------------------------------
+
+LOOKS_FIRST = {"accept": "shadow", "slots_min": 10}
+
+
+def gated(**lesson: Any) -> ExperimentConfig:
+    plain = copy.deepcopy(THREE)
+    lesson = {**TRAINING, "runs": 3, "seeds": 1, "policies": {"dl2": {"promotion": LOOKS_FIRST, **lesson}}}
+    return parse(ExperimentConfig, {**plain, "training": lesson}, "x")
+
+
+def test_each_cluster_keeps_what_it_let_decide_also_through_an_interruption(tmp_path: Path) -> None:
+    """A version that a cluster has refused must not come in with the next run, or with a restart of the training."""
+    recipe = recipe_of(lessons_of("x", gated(), ["dl2"])[0])
+    whole = Training(recipe)
+    whole.run(3, lambda row, state: None)
+    begun = Training(recipe)
+    begun.run(2, lambda row, state: None)
+    kept(begun).save(tmp_path / "state")
+    resumed = load(tmp_path / "state", recipe)
+    assert digests(resumed) == digests(begun)
+    resumed.run(3, lambda row, state: None)
+    assert digests(resumed) == digests(whole)
+    offered = whole.state.standings[0].active.checkpoint.digest
+    assert set(digests(whole).values()) - {offered, whole.first.digest}, "some let an earlier version decide"
+
+
+def digests(training: Training) -> dict[str, str]:
+    return {name: weights.digest for name, weights in sorted(training.deciding().items())}
+
+
+def test_a_cluster_that_takes_all_versions_at_once_decides_with_the_federations() -> None:
+    training = Training(recipe_of(lessons_of("x", gated(promotion={"accept": "at_once"}), ["dl2"])[0]))
+    training.run(1, lambda row, state: None)
+    assert set(digests(training).values()) == {training.state.standings[0].active.checkpoint.digest}
+    assert training.state.deciding == {}
+
+
+def test_promotion_is_about_federations() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"dl2\.promotion is given, and there is no section `federation`"):
+        experiment(policies={"dl2": {"promotion": LOOKS_FIRST}})

@@ -253,6 +253,9 @@ class LocalExecutorConfig(Waits):
     """Keep each task to as many cores as it was given; for a cluster that has the machine to itself."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """The machine's GPUs that the cluster may use, by number; all unless they are given."""
+    cgroup: str = Field(default="", pattern=r"^(/.*)?$")
+    """Directory of the cgroup (version 2) below which each task gets one with its limits; without it the agent's own,
+    or the one around it, if one of them may be used so."""
     start_s_max: float = Field(default=120.0, gt=0)
     resize_s_max: float = Field(default=60.0, gt=0)
 

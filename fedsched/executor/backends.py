@@ -43,7 +43,8 @@ def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Progr
             from fedsched.executor.local import LocalTasks
             from fedsched.executor.pinning import of_this_machine
 
-            return LocalTasks(root, programs, of_this_machine(pin_cores=config.pin_cores, gpus=config.gpus))
+            devices = of_this_machine(pin_cores=config.pin_cores, gpus=config.gpus)
+            return LocalTasks(root, programs, devices, config.cgroup)
         case SlurmExecutorConfig():
             from fedsched.executor.slurm import SlurmOptions, SlurmTasks
 

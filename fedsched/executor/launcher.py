@@ -26,7 +26,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fedsched.core.job import Reason
 from fedsched.executor import records, task
+from fedsched.executor.cgroups import Cgroups, TaskGroup, below, candidates
 from fedsched.executor.processes import adopt_orphans, end_children, identify
 from fedsched.executor.records import Attempt, ExitRecord, FenceRecord, LauncherRecord, Layout, TaskOrder, TaskRecord
 from fedsched.runtime import codec
@@ -44,6 +46,7 @@ class _Child:
     order: TaskOrder
     errors: int
     oom_kills: int
+    group: TaskGroup | None
 
 
 @dataclass(slots=True)
@@ -58,13 +61,17 @@ class Launcher:
     Args:
         layout: the cluster's files.
         idle_s: ends by itself after this long without a child and without a connection.
+        cgroups: what keeps tasks to what they were given, where there is something.
     """
 
-    def __init__(self, layout: Layout, listener: socket.socket, lock: int, idle_s: float) -> None:
+    def __init__(
+        self, layout: Layout, listener: socket.socket, lock: int, idle_s: float, cgroups: Cgroups | None = None
+    ) -> None:
         self._layout = layout
         self._listener = listener
         self._lock = lock
         self._idle_s = idle_s
+        self._cgroups = cgroups
         self._term = (records.read(FenceRecord, layout.fence) or FenceRecord()).term
         self._children: dict[int, _Child] = {}
         self._clients: dict[int, _Client] = {}
@@ -98,6 +105,8 @@ class Launcher:
         self._layout.launcher.unlink(missing_ok=True)
         Path(self._listener.getsockname()).unlink(missing_ok=True)
         self._close_all()
+        if self._cgroups is not None:
+            self._cgroups.close()
 
     def _end_soon(self, *_: object) -> None:
         self._stopping = True
@@ -182,8 +191,20 @@ class Launcher:
         os.close(go_out)
         os.close(errors_in)
         os.set_blocking(errors_out, False)
-        self._children[pid] = _Child(order, errors_out, _oom_kills())
+        self._children[pid] = _Child(order, errors_out, _oom_kills(), self._group(pid, order))
         return self._let_go(pid, order, attempt.task(order.task), offset, go_in)
+
+    def _group(self, pid: int, order: TaskOrder) -> TaskGroup | None:
+        """A cgroup with the new task in it, before it has done anything."""
+        attempt = Attempt.at(Path(order.attempt_dir))
+        name = f"{attempt.job_dir.name}.{attempt.number}.{order.task}.{order.request[:8]}"
+        group = self._cgroups.open(name, order.demand) if self._cgroups is not None else None
+        if group is not None:
+            try:
+                group.add(pid)
+            except OSError as problem:
+                _log.warning("%s is not kept to what it was given: %s", name, problem)
+        return group
 
     def _let_go(self, pid: int, order: TaskOrder, path: Path, offset: int, go: int) -> TaskRecord:
         """Put the start on record, and only then let the task run: no task ever exists that nobody knows of."""
@@ -223,6 +244,8 @@ class Launcher:
                 path = Attempt.at(Path(child.order.attempt_dir)).exit(child.order.task)
                 self._unrecorded[path] = _exit_of(pid, status, child)
                 os.close(child.errors)
+                if child.group is not None:
+                    child.group.end()
         if ended:
             end_children(self._children)
 
@@ -264,6 +287,8 @@ def _exit_of(pid: int, status: int, child: _Child) -> ExitRecord:
     with suppress(BlockingIOError):
         error = os.read(child.errors, 4096)
     code = os.waitstatus_to_exitcode(status)
+    over_its_own = child.group is not None and child.group.oom_kills() > 0
+    given = f"{child.order.demand.memory_mib} MiB"
     return ExitRecord(
         pid=pid,
         request=child.order.request,
@@ -272,6 +297,8 @@ def _exit_of(pid: int, status: int, child: _Child) -> ExitRecord:
         signal=-code if code < 0 else None,
         start_error=error.decode(errors="replace"),
         oom_killed=code == -signal.SIGKILL and _oom_kills() > child.oom_kills,
+        reason=Reason.OUT_OF_MEMORY if over_its_own else Reason.NONE,
+        message=f"used more memory than the {given} that it was given" if over_its_own else "",
     )
 
 
@@ -289,6 +316,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m fedsched.executor.launcher")
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--idle-s", type=float, required=True)
+    parser.add_argument("--cgroup", default="")
     parser.add_argument("--preload", nargs="*", default=[])
     options = parser.parse_args(arguments)
     if os.fork():
@@ -306,8 +334,9 @@ def main(arguments: list[str]) -> None:
     for module in options.preload:
         with suppress(ModuleNotFoundError):
             importlib.import_module(module)
+    cgroups = below([Path(options.cgroup)] if options.cgroup else candidates(), layout.root)
     gc.freeze()  # what is loaded stays shared with the forks: the collector leaves its pages alone
-    launcher = Launcher(layout, listener, lock, options.idle_s)
+    launcher = Launcher(layout, listener, lock, options.idle_s, cgroups)
     fork = launcher.serve()
     if fork is None:
         launcher.leave()
@@ -319,8 +348,10 @@ def _log_to_stderr() -> None:
     """Through a handler of its own: the root logger belongs to the tasks."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    _log.addHandler(handler)
-    _log.propagate = False
+    for log in (_log, logging.getLogger(below.__module__)):
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
 
 
 def _lock(layout: Layout) -> int | None:

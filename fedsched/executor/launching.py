@@ -48,13 +48,17 @@ class Launching:
         preload: modules that a new launcher loads once for all tasks.
         idle_s: how long a launcher without connection and children stays.
         deadline_s: how long a new launcher may take to listen.
+        cgroup: below which a new launcher keeps tasks to what they were given; it looks for one itself if empty.
     """
 
-    def __init__(self, layout: Layout, preload: tuple[str, ...], idle_s: float, deadline_s: float = 30.0) -> None:
+    def __init__(
+        self, layout: Layout, preload: tuple[str, ...], idle_s: float, deadline_s: float = 30.0, cgroup: str = ""
+    ) -> None:
         self._layout = layout
         self._preload = preload
         self._idle_s = idle_s
         self._deadline_s = deadline_s
+        self._cgroup = cgroup
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._closed = False
@@ -141,7 +145,8 @@ class Launching:
             return
         self._spawned_s = time.monotonic()
         command = [sys.executable, "-m", "fedsched.executor.launcher", "--root", str(self._layout.root)]
-        command += ["--idle-s", str(self._idle_s), "--preload", *self._preload]
+        command += ["--idle-s", str(self._idle_s), "--cgroup", self._cgroup]
+        command += ["--preload", *self._preload]
         # Libraries with threads of their own start them when they are loaded, and threads do not survive a fork.
         # torch's number of threads is set anew in each task.
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

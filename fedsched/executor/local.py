@@ -35,15 +35,16 @@ class LocalTasks:
     Args:
         root: the cluster's directory.
         devices: what tasks are kept to.
+        cgroup: the one below which tasks have theirs; empty: see `cgroups.candidates`.
     """
 
     is_this_machine = True
 
-    def __init__(self, root: Path, programs: Programs, devices: Devices | None = None) -> None:
+    def __init__(self, root: Path, programs: Programs, devices: Devices | None = None, cgroup: str = "") -> None:
         self._layout = Layout(root)
         self._devices = devices or Devices()
         self._choosing = threading.Lock()
-        self._launching = Launching(Layout(root), programs.preload, programs.launcher_idle_s)
+        self._launching = Launching(Layout(root), programs.preload, programs.launcher_idle_s, cgroup=cgroup)
 
     def warm_up(self) -> None:
         """Have a launcher load."""

@@ -85,8 +85,11 @@ class Local:
 
     join_s = 20.0
 
+    def __init__(self, cgroup: str = "") -> None:
+        self.cgroup = cgroup
+
     def open(self, root: Path, programs: Programs) -> TaskBackend:
-        return LocalTasks(root, programs)
+        return LocalTasks(root, programs, cgroup=self.cgroup)
 
     def end(self, root: Path) -> None:
         shut_down(root, grace_s=1.0)

@@ -185,6 +185,10 @@ def main() -> None:
         while True:
             hoard.append(bytearray(os.urandom(1 << 20)) * 16)
             time.sleep(0.05)
+    elif role == "busy":
+        (Path(os.environ["FEDSCHED_ATTEMPT_DIR"]) / "members" / os.environ["FEDSCHED_TASK"]).touch()
+        while True:
+            pass
     elif role == "never-join":
         time.sleep(600)
     elif role == "leave-at-once":

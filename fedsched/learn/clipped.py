@@ -480,6 +480,15 @@ class Improver:
         """The live tensors."""
         return self._weights
 
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return float(self._optimiser.param_groups[0]["lr"])
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._optimiser.param_groups[0]["lr"] = rate
+
     def arrays(self) -> dict[str, Array]:
         """The weights now."""
         return to_arrays(self._weights)

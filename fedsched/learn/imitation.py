@@ -53,19 +53,31 @@ def lesson(sample: SlotSample, taught: Mapping[JobId, Allocation]) -> Lesson:
     return Lesson(Lived(copied, zeros.astype(np.float32)), (workers > 0).astype(np.float32))
 
 
-def imitate(improver: Improver, lessons: Sequence[Lesson], *, passes: int, parts_slots: int = 64) -> float:
-    """Go through the lessons so many times; the mean loss of the last pass."""
+def imitate(
+    improver: Improver, lessons: Sequence[Lesson], *, passes: int, parts_slots: int = 64, settle: bool = False
+) -> float:
+    """Go through the lessons so many times; the mean loss of the last pass.
+
+    Args:
+        settle: let the learning rate fall to nothing on the way. Else every step still moves the weights as far as the
+            first, and it is chance on which of many nearly equal sizes the likeliest falls.
+    """
     losses: list[float] = []
+    rate = improver.learning_rate
     with one_thread():
         whole = batch_of([one.lived for one in lessons])
         served = torch.from_numpy(np.concatenate([one.served for one in lessons]))
-        for _ in range(passes):
+        for number in range(passes):
             losses = []
-            for part in torch.split(improver.shuffled(whole.slots), parts_slots):
+            parts = torch.split(improver.shuffled(whole.slots), parts_slots)
+            for index, part in enumerate(parts):
+                if settle:
+                    improver.learning_rate = rate * (1 - (number + index / len(parts)) / passes)
                 batch, rows = whole.part(part.sort().values)
                 loss = imitation_loss(improver.weights, batch, served[rows])
                 improver.step(loss)
                 losses.append(float(loss.detach()))
+    improver.learning_rate = rate
     return sum(losses) / len(losses)
 
 

@@ -5,8 +5,8 @@ because a policy that never saw small allocations has no idea what they are wort
 type, so that it learns what to do with types that it does not know.
 
 An improvement counts if clusters that are not trained on say so: every few steps they are run, and where the policy got
-worse it goes back to the best weights so far, at half the learning rate. So the last weights are never far from the
-best ones; both are reported. Claims are made elsewhere, in the world and on jobs that neither training nor this saw.
+no better it goes back to the best weights so far, at half the learning rate. So the last weights are the best ones.
+Claims are made elsewhere, in the world and on jobs that neither training nor this saw.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import pairwise
 from random import Random
 
 import torch
@@ -30,44 +31,40 @@ from fedsched.policy.learnable import Array, Arrays
 from fedsched.policy.set import UNKNOWN, Set, SetOptions, Shape, initial
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.fluid import Fluid, Pool
-from fedsched.sim.ports import SimulatedJob, SpeedModel, Workload
-from fedsched.sim.speeds.oracle import oracle
+from fedsched.sim.ports import SpeedModel, Workload
 
 Tell = Callable[[str], None]
-Teaching = Callable[[Sequence[SimulatedJob]], Policy]
-"""Makes a new teacher for a cluster with these jobs."""
 SEED_STRIDE = 1_000_000
 TRAINING_SEEDS = 1_000
 """Workloads are drawn from this seed on; those below are for validation and for whoever makes claims."""
-VALIDATION_SEEDS = (900, 901, 902)
-VALIDATION_SIZES = (1.0, 0.16, 0.08)
-"""Clusters that training is judged on, as shares of the declared one."""
-SIZES = (0.06, 1.1)
-"""Clusters that are trained on, likewise; drawn evenly by their logarithm."""
-TEACHER_SIZES = (1.0, 0.16, 0.08, 0.3, 0.12)
-"""Clusters that a teacher learns speeds on, likewise."""
+VALIDATION_SEEDS = (900, 901, 902, 903)
+SIZES = (1.0, 0.16, 0.08)
+"""Clusters that training is judged on if nothing else is said, as shares of the declared one."""
+BEYOND = (0.75, 1.1)
+"""Training draws its clusters from this much of the smallest such share to this much of the largest."""
 HIDDEN_SHARE = 0.03
 """Of the jobs that are shown without their type."""
-HARM = 0.003
-"""By how much more than before jobs may take, as a fraction, before an improvement counts as none."""
 IMPROVEMENT_DRAWS = 500_000
 """Improvement draws its clusters from here on, whatever went before it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ground:
     """What is trained on."""
 
+    name: str
     capacity: Resources
     workload: Workload
     speeds: SpeedModel
     slot_length_s: float
+    sizes: tuple[float, ...] = SIZES
+    """Clusters that training is judged on, as shares of the whole one."""
 
     @classmethod
-    def of(cls, experiment: ExperimentConfig) -> Ground:
-        """The experiment's jobs and speeds on clusters of the size of its first one, and of parts of it."""
+    def of(cls, name: str, experiment: ExperimentConfig, sizes: tuple[float, ...] = SIZES) -> Ground:
+        """The experiment's jobs and speeds on clusters of shares of its first one's size."""
         capacity = total([node.capacity for node in experiment.clusters[0].all_nodes()])
-        return cls(capacity, experiment.jobs(), experiment.speed_model(0), experiment.slot_length_s)
+        return cls(name, capacity, experiment.jobs(), experiment.speed_model(0), experiment.slot_length_s, sizes)
 
     def part(self, share: float) -> Resources:
         """So much of the cluster."""
@@ -75,6 +72,20 @@ class Ground:
         return Resources(
             round(whole.cpu_milli * share), round(whole.memory_mib * share), round(whole.gpu_milli * share)
         )
+
+    def drawn(self, chance: float) -> Resources:
+        """A cluster to train on: its size is drawn evenly by its logarithm, with a number from 0 to 1."""
+        low, high = (math.log(share) for share in (BEYOND[0] * min(self.sizes), BEYOND[1] * max(self.sizes)))
+        return self.part(math.exp(low + (high - low) * chance))
+
+    def jct_slots(self, share: float, seed: int, policy: Policy) -> float:
+        """Average completion time of the jobs of this seed on so much of the cluster, in slots."""
+        cluster = Fluid(self.part(share), self.workload.draw(seed), self.speeds, self.slot_length_s)
+        return cluster.run(policy) / self.slot_length_s
+
+
+Teaching = Callable[[Ground], Policy]
+"""Makes a new teacher for a cluster of this ground."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +97,12 @@ class Plan:
     """Clusters that run beside each other."""
     slots: int = 64
     """That each of them runs before the policy learns from them."""
-    lessons: int = 7
+    lessons: int = 14
     """Rounds of imitation; 0: none, it starts from weights that know nothing."""
     passes: int = 4
-    """Over all lessons so far, after each round; three times as many after the last."""
+    """Over all lessons so far, after each of the first rounds; fewer later, when there are more of them."""
+    last_passes: int = 12
+    """Over all lessons, after the last round, with a falling learning rate."""
     imitation_rate: float = 1e-3
     improvements: int = 30
     improvement_rate: float = 1e-4
@@ -107,7 +120,7 @@ class Mark:
     slots: int
     cpu_s: float
     jct_slots: tuple[float, ...]
-    """Average completion times of the validation clusters, in slots, in the order of `VALIDATION_SIZES`."""
+    """Average completion times of the validation clusters, in slots, in the order of `cases`."""
 
     @property
     def score(self) -> float:
@@ -119,13 +132,14 @@ class Mark:
 class Trained:
     """What came of it."""
 
-    last: Checkpoint
-    best: Checkpoint
+    checkpoint: Checkpoint
+    cases: tuple[str, ...]
+    """Names of the validation clusters."""
     curve: tuple[Mark, ...]
 
 
 def train(
-    ground: Ground,
+    grounds: Sequence[Ground],
     plan: Plan,
     *,
     teacher: Teaching | None,
@@ -137,7 +151,7 @@ def train(
     """Train and judge. The same arguments give the same checkpoints, byte for byte.
 
     Args:
-        ground: what is trained on.
+        grounds: what is trained on, in turn.
         plan: how long; `lessons` need a teacher.
         teacher: None: nobody is imitated.
         options: that the policy decides with, in training as later.
@@ -146,49 +160,49 @@ def train(
             the same as imitation and improvement in one go.
         tell: hears how it goes.
     """
-    return _Training(ground, plan, options, tell).run(teacher, command, first)
+    return _Training(grounds, plan, options, tell).run(teacher, command, first)
 
 
-def speed_teacher(ground: Ground, tell: Tell = lambda _: None) -> Teaching:
-    """Makes teachers that have learned the ground's speeds as `learned_speed` does: from progress that they saw."""
+def speed_teacher(grounds: Sequence[Ground], tell: Tell = lambda _: None) -> Teaching:
+    """Makes teachers that have learned the grounds' speeds as `learned_speed` does: from progress that they saw."""
     from fedsched.core.speeds import SpeedStatistics
     from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 
-    statistics = SpeedStatistics()
-    for number, share in enumerate(TEACHER_SIZES):
-        learning = LearnedSpeed(LearnedSpeedOptions(), statistics)
-        jobs = ground.workload.draw(TRAINING_SEEDS + number)
-        jct_s = Fluid(ground.part(share), jobs, ground.speeds, ground.slot_length_s).run(learning)
-        statistics = statistics.merged([learning.observed])
-        tell(f"the teacher learns on {share:g} of the cluster: average JCT {jct_s / ground.slot_length_s:.2f} slots")
+    learned: dict[Ground, SpeedStatistics] = {}
+    for ground in grounds:
+        statistics = SpeedStatistics()
+        for number, share in enumerate(_and_between(ground.sizes)):
+            learning = LearnedSpeed(LearnedSpeedOptions(), statistics)
+            jct_slots = ground.jct_slots(share, TRAINING_SEEDS + number, learning)
+            statistics = statistics.merged([learning.observed])
+            tell(f"the teacher learns on {_case(ground, share)}: average JCT {jct_slots:.2f} slots")
+        learned[ground] = statistics
     # Nobody ages at the teacher's: that is a rule of the student's own.
     frozen = LearnedSpeedOptions(explore=0.0, learn=False, patience_slots=1_000_000)
-    return lambda jobs: LearnedSpeed(frozen, statistics)
+    return lambda ground: LearnedSpeed(frozen, learned[ground])
 
 
-def informed_teacher(ground: Ground) -> Teaching:
-    """Makes teachers that know the ground's true speeds, which only simulations can; the student never sees them."""
-    from fedsched.policy.oracle_greedy import OracleGreedy
+def _and_between(sizes: tuple[float, ...]) -> tuple[float, ...]:
+    """The sizes and, between each and the next, their geometric mean."""
+    return (*sizes, *(math.sqrt(one * other) for one, other in pairwise(sizes)))
 
-    def make(jobs: Sequence[SimulatedJob]) -> Policy:
-        teacher = OracleGreedy()
-        teacher.consult(oracle(ground.speeds, {job.spec.job_id: job for job in jobs}))
-        return teacher
 
-    return make
+def _case(ground: Ground, share: float) -> str:
+    return f"{ground.name} at {share:.3g}"
 
 
 class _Episode:
-    """One cluster with its jobs and its teacher."""
+    """One cluster with its jobs, its teacher and the paces of its ground."""
 
-    def __init__(self, fluid: Fluid, teacher: Policy | None) -> None:
+    def __init__(self, fluid: Fluid, teacher: Policy | None, paces: Paces) -> None:
         self.fluid = fluid
         self.teacher = teacher
+        self.paces = paces
 
 
 @dataclass
 class _Training:
-    ground: Ground
+    grounds: Sequence[Ground]
     plan: Plan
     options: SetOptions
     tell: Tell
@@ -199,8 +213,9 @@ class _Training:
         self._begun_s = time.process_time()
         self._chance: Random = stream(self.plan.seed, "set/training")
         self._shape = Shape()
-        self._paces = Paces()
+        self._paces = {ground: Paces() for ground in self.grounds}
         self._drawn = 0
+        self._cases = [(ground, share) for ground in self.grounds for share in ground.sizes]
 
     def run(self, teacher: Teaching | None, command: str, first: Arrays | None) -> Trained:
         plan = self.plan
@@ -210,10 +225,10 @@ class _Training:
             if teacher is not None and plan.lessons
             else 0
         )
-        best = self._mark("imitation" if lessons else "start", improver.arrays()), improver.arrays()
-        last = best[1]
+        arrays = improver.arrays()
+        mark = self._mark("imitation" if lessons else "start", arrays)
         if plan.improvements:
-            best, last = self._improve(last, best)
+            arrays = self._improve(arrays, mark)
         made: dict[str, str | int | float] = {
             "command": command,
             "seed": plan.seed,
@@ -222,9 +237,10 @@ class _Training:
             "torch": version("torch").split("+")[0],
             "numpy": version("numpy"),
         }
+        cases = tuple(_case(ground, share) for ground, share in self._cases)
         return Trained(
-            Checkpoint(last, self._shape, {**made, **_told(self.curve[-1])}),
-            Checkpoint(best[1], self._shape, {**made, **_told(best[0])}),
+            Checkpoint(arrays, self._shape, {**made, **_told(cases, self.curve[-1])}),
+            cases,
             tuple(self.curve),
         )
 
@@ -244,16 +260,17 @@ class _Training:
                         _taught(episodes[index], student, teacher_decides=begin_with_teacher and number == 0)
                     )
             self.slots += plan.environments * plan.slots
-            last = number == plan.lessons - 1
-            loss = imitate(improver, lessons, passes=plan.passes * (3 if last else 1))
+            if number < plan.lessons - 1:
+                loss = imitate(improver, lessons, passes=min(plan.passes, math.ceil(2 * plan.passes / (number + 1))))
+            else:
+                loss = imitate(improver, lessons, passes=plan.last_passes, settle=True)
             self.tell(f"imitation {number + 1}/{plan.lessons}: {len(lessons)} slots, loss {loss:.3f}, {self._cpu()}")
         return len(lessons)
 
     # --- improvement
 
-    def _improve(
-        self, arrays: dict[str, Array], best: tuple[Mark, dict[str, Array]]
-    ) -> tuple[tuple[Mark, dict[str, Array]], dict[str, Array]]:
+    def _improve(self, arrays: dict[str, Array], mark: Mark) -> dict[str, Array]:
+        """Better weights, or these, which have this mark."""
         plan, rate = self.plan, self.plan.improvement_rate
         improver = Improver(arrays, learning_rate=rate, seed=plan.seed)
         self._chance, self._drawn = stream(plan.seed, "set/improvement"), IMPROVEMENT_DRAWS
@@ -267,15 +284,15 @@ class _Training:
             report = improver.improve(self._live(episodes, improver.arrays(), plan.value_warm_up + number))
             if number % plan.check_every and number < plan.improvements:
                 continue
-            mark = self._mark(f"improvement {number}", improver.arrays(), report)
-            if mark.score < best[0].score:
-                best = mark, improver.arrays()
-            elif mark.score > best[0].score * (1 + HARM):
-                rate /= 2
-                self.tell(f"worse than before: back to the weights of {best[0].stage}, at rate {rate:.1e}")
-                improver.go_back(best[1], rate)
-                self.curve.append(best[0])
-        return best, improver.arrays()
+            now = self._mark(f"improvement {number}", improver.arrays(), report)
+            if now.score < mark.score:
+                mark, arrays = now, improver.arrays()
+                continue
+            rate /= 2
+            self.tell(f"no better: back to the weights of {mark.stage}, at rate {rate:.1e}")
+            improver.go_back(arrays, rate)
+            self.curve.append(mark)
+        return arrays
 
     def _live(self, episodes: list[_Episode], arrays: dict[str, Array], number: int) -> list[Lived]:
         """The policy decides the next slots of all clusters, exploring."""
@@ -286,12 +303,12 @@ class _Training:
             for _ in range(plan.slots):
                 if episodes[index].fluid.over:
                     episodes[index] = self._episode(None)
-                fluid = episodes[index].fluid
-                observation = fluid.observe()
+                episode = episodes[index]
+                observation = episode.fluid.observe()
                 decision = policy.decide(observation, Pool(observation))
                 (sample,) = policy.last_trace()
-                reward = fluid.live_through(decision)
-                lived.append(Lived(sample, self._paces.rewards(sample, dict(reward.progress))))
+                reward = episode.fluid.live_through(decision)
+                lived.append(Lived(sample, episode.paces.rewards(sample, dict(reward.progress))))
         self.slots += plan.environments * plan.slots
         return lived
 
@@ -301,30 +318,22 @@ class _Training:
         """The next cluster: a drawn size, the next jobs, some of them shown without their type."""
         self._drawn += 1
         seed = TRAINING_SEEDS + self.plan.seed * SEED_STRIDE + self._drawn
-        low, high = (math.log(share) for share in SIZES)
-        share = math.exp(low + (high - low) * self._chance.random())
-        jobs = list(self.ground.workload.draw(seed))
+        ground = self.grounds[self._drawn % len(self.grounds)]
+        capacity = ground.drawn(self._chance.random())
+        jobs = list(ground.workload.draw(seed))
         hidden: dict[JobId, str] = {job.spec.job_id: UNKNOWN for job in jobs if self._chance.random() < HIDDEN_SHARE}
-        ground = self.ground
-        fluid = Fluid(ground.part(share), jobs, ground.speeds, ground.slot_length_s, shown=hidden)
-        return _Episode(fluid, teacher(jobs) if teacher is not None else None)
+        fluid = Fluid(capacity, jobs, ground.speeds, ground.slot_length_s, shown=hidden)
+        return _Episode(fluid, teacher(ground) if teacher is not None else None, self._paces[ground])
 
     def _policy(self, arrays: dict[str, Array], seed: int, *, explore: bool) -> Set:
         return Set(arrays, shape=self._shape, seed=seed, explore=explore, options=self.options)
 
     def _mark(self, stage: str, arrays: dict[str, Array], report: Improved | None = None) -> Mark:
         """Run the validation clusters with these weights."""
-        ground = self.ground
         jct_slots = tuple(
-            sum(
-                Fluid(ground.part(share), ground.workload.draw(seed), ground.speeds, ground.slot_length_s).run(
-                    self._policy(arrays, 0, explore=False)
-                )
-                for seed in VALIDATION_SEEDS
-            )
+            sum(ground.jct_slots(share, seed, self._policy(arrays, 0, explore=False)) for seed in VALIDATION_SEEDS)
             / len(VALIDATION_SEEDS)
-            / ground.slot_length_s
-            for share in VALIDATION_SIZES
+            for ground, share in self._cases
         )
         mark = Mark(stage, self.slots, time.process_time() - self._begun_s, jct_slots)
         self.curve.append(mark)
@@ -350,10 +359,7 @@ def _taught(episode: _Episode, student: Set, *, teacher_decides: bool) -> Lesson
     return lesson(sample, dict(taught.allocations))
 
 
-def _told(mark: Mark) -> dict[str, str]:
+def _told(cases: Sequence[str], mark: Mark) -> dict[str, str]:
     """A point of the curve for the checkpoint's story."""
-    sizes = zip(VALIDATION_SIZES, mark.jct_slots, strict=True)
-    return {
-        "stage": mark.stage,
-        "validation_jct_slots": ", ".join(f"{share:g} of the cluster: {jct:.2f}" for share, jct in sizes),
-    }
+    told = (f"{case}: {jct:.2f}" for case, jct in zip(cases, mark.jct_slots, strict=True))
+    return {"stage": mark.stage, "validation_jct_slots": ", ".join(told)}

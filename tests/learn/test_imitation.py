@@ -75,6 +75,25 @@ def test_a_student_sizes_and_ranks_jobs_as_its_teacher_did() -> None:
     assert same / total > 0.9
 
 
+def test_a_student_that_settles_hardly_moves_at_the_end_and_goes_on_at_the_old_rate() -> None:
+    """Its very last step is a part in a hundred of the first; the next lessons find the learning rate as it was."""
+    taught = lessons(10)
+    improver = Improver(initial(SMALL, 1), learning_rate=5e-3, seed=1)
+    moves, step = list[float](), improver.step
+
+    def watched(loss: torch.Tensor) -> None:
+        before = improver.arrays()
+        step(loss)
+        after = improver.arrays()
+        moves.append(max(float(np.abs(after[name] - before[name]).max()) for name in before))
+
+    improver.step = watched  # type: ignore[method-assign]
+    imitate(improver, taught, passes=10, parts_slots=1, settle=True)
+    assert moves[0] > 4e-3
+    assert moves[-1] < 2e-4
+    assert improver.learning_rate == 5e-3
+
+
 def test_the_loss_is_the_one_worked_out_by_hand() -> None:
     """Fresh weights: four sizes of either kind are equally likely, and so is to be served or not."""
     arrays = initial(SMALL, 0)

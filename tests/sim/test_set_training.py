@@ -15,65 +15,82 @@ from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration, InvalidInput
 from fedsched.policy import checkpoint, plugins
 from fedsched.policy.learnable import Arrays
+from fedsched.policy.oracle_greedy import OracleGreedy
 from fedsched.policy.set import SetOptions
-from fedsched.sim import set_training
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
-from fedsched.sim.fluid import Fluid
-from fedsched.sim.set_training import Ground, Plan, Trained, informed_teacher, speed_teacher, train
+from fedsched.sim.set_training import Ground, Plan, Trained, speed_teacher, train
 from fedsched.sim.speeds.config import AnalyticConfig
+from fedsched.sim.speeds.oracle import oracle
 
 GROUND = Ground(
+    "small",
     Resources(cpu_milli=8000 * 40, gpu_milli=2000 * 40),
     Dl2Workload(Dl2WorkloadConfig(jobs=6, slot_length_s=1200.0, epochs_max=3000)),
     AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(0),
     1200.0,
 )
-TINY = Plan(seed=1, environments=2, slots=12, lessons=2, passes=1, improvements=4, check_every=2, value_warm_up=1)
+TINY = Plan(seed=1, environments=2, slots=12, lessons=2, passes=1, last_passes=3, improvements=4, check_every=2, value_warm_up=1)
 
 
 def tiny(plan: Plan = TINY, first: Arrays | None = None) -> Trained:
-    teacher = (lambda jobs: plugins.make("drf", {})) if first is None else None
-    return train(GROUND, plan, teacher=teacher, options=SetOptions(), command="here", first=first)
+    teacher = (lambda ground: plugins.make("drf", {})) if first is None else None
+    return train([GROUND], plan, teacher=teacher, options=SetOptions(), command="here", first=first)
 
 
 def test_the_same_plan_gives_the_same_checkpoint_byte_for_byte() -> None:
     """A shipped checkpoint that nobody can make again would have to be believed."""
     one, other = tiny(), tiny()
-    assert one.last.to_bytes() == other.last.to_bytes()
-    assert one.best.to_bytes() == other.best.to_bytes()
-    assert not [name for name in one.last.made if name.endswith("_s")], "no two runs take the same time"
+    assert one.checkpoint.to_bytes() == other.checkpoint.to_bytes()
+    assert not [name for name in one.checkpoint.made if name.endswith("_s")], "no two runs take the same time"
     assert [mark.stage for mark in one.curve][:2] == ["imitation", "improvement 2"]
-    assert one.last.made["command"] == "here"
+    assert one.checkpoint.made["command"] == "here"
 
 
 def test_imitation_now_and_improvement_later_is_the_same_as_both_at_once() -> None:
     """Imitation is half of the work; who was interrupted after it need not do it again."""
     imitated = tiny(replace(TINY, improvements=0))
-    assert tiny(TINY, first=imitated.last.arrays).last.digest == tiny().last.digest
+    assert tiny(TINY, first=imitated.checkpoint.arrays).checkpoint.digest == tiny().checkpoint.digest
 
 
-def test_an_improvement_that_does_harm_is_undone() -> None:
+def test_only_what_other_clusters_say_is_better_is_kept() -> None:
     """At a rate that ruins any network, what was learned from the teacher must survive."""
-    wild = replace(TINY, lessons=3, slots=40, passes=8, improvements=2, improvement_rate=3.0)
-    told: list[str] = []
-    result = train(
-        GROUND, wild, teacher=informed_teacher(GROUND), options=SetOptions(), command="here", tell=told.append
-    )
-    first, ruined, last = result.curve
-    assert ruined.score > first.score * (1 + set_training.HARM)
-    assert last == first
-    assert result.last.digest == result.best.digest
-    assert any("worse than before" in line for line in told)
+    calm = replace(TINY, lessons=3, slots=40, passes=8, last_passes=24, improvements=0)
+    wild = replace(calm, improvements=4, improvement_rate=3.0)
+    teacher, told = speed_teacher([GROUND]), list[str]()
+    taught = train([GROUND], calm, teacher=teacher, options=SetOptions(), command="here")
+    result = train([GROUND], wild, teacher=teacher, options=SetOptions(), command="here", tell=told.append)
+    first, ruined, kept, _, last = result.curve
+    assert ruined.score > first.score
+    assert first == kept == last
+    assert result.checkpoint.digest == taught.checkpoint.digest
+    assert sum("no better" in line for line in told) == 2
+
+
+def test_the_last_weights_are_never_worse_than_any_before() -> None:
+    """Whoever picks the best of many checkpoints afterwards fools himself; here there is nothing to pick."""
+    curve = tiny(replace(TINY, improvements=10)).curve
+    assert curve[-1].score == min(mark.score for mark in curve)
 
 
 def test_a_teacher_has_learned_the_speeds_before_it_teaches() -> None:
     """Its lessons are worth what it knows."""
-    jobs = list(GROUND.workload.draw(5))
-    taught_s = Fluid(GROUND.part(1.0), jobs, GROUND.speeds, 1200.0).run(speed_teacher(GROUND)(jobs))
-    informed_s = Fluid(GROUND.part(1.0), jobs, GROUND.speeds, 1200.0).run(informed_teacher(GROUND)(jobs))
-    drf_s = Fluid(GROUND.part(1.0), GROUND.workload.draw(5), GROUND.speeds, 1200.0).run(plugins.make("drf", {}))
-    assert informed_s <= taught_s * 1.01
-    assert taught_s < drf_s
+    taught = GROUND.jct_slots(1.0, 5, speed_teacher([GROUND])(GROUND))
+    greedy = OracleGreedy()
+    greedy.consult(oracle(GROUND.speeds, {job.spec.job_id: job for job in GROUND.workload.draw(5)}))
+    assert taught < 1.01 * GROUND.jct_slots(1.0, 5, greedy)
+    assert taught < GROUND.jct_slots(1.0, 5, plugins.make("drf", {}))
+
+
+def test_several_workloads_are_trained_on_in_turn_and_each_is_judged_at_its_own_sizes() -> None:
+    """One policy for clusters that are not alike must have seen them all."""
+    other = replace(GROUND, name="crowded", sizes=(0.5, 0.25))
+    drf = lambda ground: plugins.make("drf", {})  # noqa: E731
+    result = train([GROUND, other], TINY, teacher=drf, options=SetOptions(), command="here")
+    assert result.cases == ("small at 1", "small at 0.16", "small at 0.08", "crowded at 0.5", "crowded at 0.25")
+    *_, half, quarter = result.curve[-1].jct_slots
+    assert half < quarter
+    told = str(result.checkpoint.made["validation_jct_slots"])
+    assert told.endswith(f"crowded at 0.5: {half:.2f}, crowded at 0.25: {quarter:.2f}")
 
 
 EXPERIMENT = """
@@ -91,22 +108,22 @@ def run(*options: str) -> dict[str, object]:
     return result
 
 
-def test_the_command_writes_weights_that_load_the_best_ones_and_the_curve(tmp_path: Path) -> None:
+def test_the_command_writes_weights_that_load_and_the_curve(tmp_path: Path) -> None:
     """The one command with which anybody can make the shipped weights anew."""
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
-    file, best, curve = tmp_path / "set.safetensors", tmp_path / "best.safetensors", tmp_path / "curve.csv"
-    options = ["--teacher", "drf", "--lessons", "1", "--improvements", "1", "--best", str(best), "--curve", str(curve)]
+    file, curve = tmp_path / "set.safetensors", tmp_path / "curve.csv"
+    options = ["--teacher", "drf", "--lessons", "1", "--improvements", "1", "--curve", str(curve), "--sizes", "1,0.3"]
     told = run(str(tmp_path / "small.yaml"), str(file), *options)
     made = checkpoint.load(file)
     assert told["digest"] == made.digest
-    assert told["best_digest"] == checkpoint.load(best).digest
+    assert told["judged_on"] == ["small at 1", "small at 0.3"]
     assert made.made["command"] == (
-        "fedsched train set small.yaml FILE --teacher drf --teacher-checkpoint scratch --seed 0 "
+        "fedsched train set small.yaml FILE --sizes 1,0.3 --teacher drf --teacher-checkpoint scratch --seed 0 "
         "--lessons 1 --improvements 1"
     )
     rows = list(csv.DictReader(curve.read_text().splitlines()))
     assert [row["stage"] for row in rows][:2] == ["imitation", "improvement 1"]
-    assert float(rows[0]["jct_slots_at_1"]) > 0
+    assert float(rows[0]["jct_slots_small_at_1"]) > 0
 
 
 def test_mistakes_are_told_before_the_work(tmp_path: Path) -> None:
@@ -116,3 +133,26 @@ def test_mistakes_are_told_before_the_work(tmp_path: Path) -> None:
         run(str(tmp_path / "small.yaml"), str(tmp_path / "nowhere" / "set.safetensors"))
     with pytest.raises(InvalidConfiguration, match="there is no policy 'dfr'"):
         run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), "--teacher", "dfr")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "problem"),
+    [
+        (["1,two"], "--sizes is '1,two'; numbers above 0"),
+        (["1,0"], "--sizes is '1,0'; numbers above 0"),
+        (["nan"], "--sizes is 'nan'; numbers above 0"),
+        ([""], "--sizes is ''; numbers above 0"),
+        (["1", "1,2"], "--sizes is given 2 times for 1 experiments"),
+    ],
+)
+def test_sizes_that_make_no_clusters_are_refused(tmp_path: Path, sizes: list[str], problem: str) -> None:
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    options = [part for text in sizes for part in ("--sizes", text)]
+    with pytest.raises(InvalidInput, match=problem):
+        run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), *options)
+
+
+def test_an_experiment_without_a_file_to_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    with pytest.raises(InvalidInput, match="an experiment, or several, and a file to write were expected"):
+        run(str(tmp_path / "small.yaml"))

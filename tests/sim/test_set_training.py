@@ -29,7 +29,9 @@ GROUND = Ground(
     AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(0),
     1200.0,
 )
-TINY = Plan(seed=1, environments=2, slots=12, lessons=2, passes=1, last_passes=3, improvements=4, check_every=2, value_warm_up=1)
+TINY = Plan(
+    seed=1, environments=2, slots=12, lessons=2, passes=1, last_passes=3, improvements=4, check_every=2, value_warm_up=1
+)
 
 
 def tiny(plan: Plan = TINY, first: Arrays | None = None) -> Trained:

@@ -27,6 +27,8 @@ DEADLINE_S = 120.0
 """Longest wait for something to happen."""
 PATIENCE_STEPS = 50
 """While steps end a wait goes on, for so many: on a busy machine all takes longer, as they do."""
+STREAMED = (("FEDSCHED_MACHINE", "elsewhere"),)
+"""The environment of a job whose tasks shall believe that they share no memory with its coordinator."""
 E = TypeVar("E", bound=Event)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsched.bench.job import Load, bench_job
+from fedsched.bench.job import STREAMED, Load, bench_job
 from fedsched.errors import Failed
 
 WORKERS = 2
@@ -66,8 +66,7 @@ def measure(pairs: int, steps: int, load: Load, tell: Callable[[str], None]) -> 
 
 def _ps(steps: int, load: Load, *, streamed: bool = False) -> tuple[float, float]:
     """Steps per second, and bytes that a worker exchanged per step."""
-    env = (("FEDSCHED_MACHINE", "elsewhere"),) if streamed else ()
-    with bench_job(load, WARM_UP + steps, env) as job:
+    with bench_job(load, WARM_UP + steps, STREAMED if streamed else ()) as job:
         job.start(WORKERS, SERVERS)
         job.wait_for_end()
         ends = [time_s for _, time_s in job.ends_of_steps(1)["worker-0"]]

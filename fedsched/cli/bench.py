@@ -86,6 +86,9 @@ def sim(
 def scaling(
     rounds: Annotated[int, typer.Option(min=1, help="How often each kind of change is made.")] = 10,
     batch: Annotated[int, typer.Option(min=4, help="Images of one step: how much it computes.")] = 4,
+    streamed: Annotated[
+        bool, typer.Option("--streamed", help="As if every task had a machine of its own: tensors through gRPC.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Measure how long a resize holds up a running job, beside a checkpoint and a restart of the same job.
@@ -95,7 +98,7 @@ def scaling(
     from fedsched.bench.job import Load
     from fedsched.bench.scaling import measure
 
-    result = measure(rounds, Load(batch=batch), lambda text: typer.echo(text, err=True))
+    result = measure(rounds, Load(batch=batch), lambda text: typer.echo(text, err=True), streamed=streamed)
     if not emit(result, output, [case.change for case in result.cases]):
         table(
             ("CHANGE", "RESIZES", "PAUSE P50", "P99", "STEP P50", "LONGEST STEP", "RESTART", "RATIO", "KEPT"),

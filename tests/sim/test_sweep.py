@@ -60,7 +60,7 @@ def die_first(number: int, share: Share) -> int:
     """The first ends its process at once; the others take their time."""
     if number == 0:
         os._exit(1)
-    time.sleep(100)
+    time.sleep(3600)
     return number
 
 
@@ -92,7 +92,7 @@ def slow(number: int, share: Share) -> str:
         return "done"
     try:
         share(0.25)
-        time.sleep(60)
+        time.sleep(3600)
     except KeyboardInterrupt:
         if number == 2:
             raise
@@ -102,7 +102,6 @@ def slow(number: int, share: Share) -> str:
 
 def test_an_interruption_keeps_what_is_done_and_what_is_half_done_and_leaves_no_process() -> None:
     """Who stops a long sweep wants what it has made, at once."""
-    begun_s = time.monotonic()
     heard: list[float] = []
 
     def told(done: float) -> None:
@@ -112,7 +111,6 @@ def test_an_interruption_keeps_what_is_done_and_what_is_half_done_and_leaves_no_
 
     made = over_cores(slow, [0, 1, 2, 3], lambda number, why: why, workers=2, told=told)
     assert made == ("done", "a quarter", INTERRUPTED, INTERRUPTED)
-    assert time.monotonic() - begun_s < 50
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
 
 

@@ -144,7 +144,8 @@ class PolicyConfig(Tree):
     options: Annotated[dict[str, Any], AfterValidator(_options_fit)] = {}
     """What the policy itself can be told; each has options of its own, or none."""
     checkpoint: str = "builtin"
-    """Path of the first weights, or `builtin` for those that ship with the package."""
+    """Path of the first weights, or `builtin` for those that ship with the package; for `learned_speed` of its first
+    statistics of speeds, and with `scratch` it begins with none."""
     fallback: Literal["drf", "fifo", "srtf", "optimus"] = "drf"
     """Decides when the policy is late or its answer cannot be used."""
     seed: int = 0
@@ -186,6 +187,10 @@ class StoreConfig(Tree):
     """The etcd server; without an address `up` starts one."""
 
     address: Address | None = None
+
+
+COMBINED = ("dl2", "learned_speed")
+"""The policies that clusters can learn together: by gradients, or by statistics of speeds."""
 
 
 class RoundConfig(Tree):

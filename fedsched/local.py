@@ -22,12 +22,14 @@ import yaml
 
 from fedsched.addresses import is_free, listen_problem
 from fedsched.config import (
+    COMBINED,
     AgentConfig,
     AggregatorConfig,
     ClusterConfig,
     ControllerConfig,
     FederationConfig,
     NodeConfig,
+    PolicyConfig,
     TracingConfig,
 )
 from fedsched.detached import last_lines, spawn
@@ -330,6 +332,7 @@ class _Start:
                 etcd=etcd,
                 state_dir=self._dir / "aggregator",
                 rounds=config.rounds,
+                policy=_learned_together(config),
                 tracing=self._tracing,
                 lease_ttl_s=config.lease_ttl_s,
             ),
@@ -417,6 +420,11 @@ class _Start:
         gone = {process.name for process in self._new}
         kept = tuple(process for process in self._state.processes if process.name not in gone)
         _write(self._dir, replace(self._state, processes=kept))
+
+
+def _learned_together(config: FederationConfig) -> PolicyConfig:
+    """The policy that the aggregator combines: the first cluster's that can be."""
+    return next((cluster.policy for cluster in config.clusters if cluster.policy.name in COMBINED), PolicyConfig())
 
 
 def _agent_dir(state_dir: Path, cluster: str) -> Path:

@@ -199,6 +199,9 @@ class FederationClient:
             self._consider(session, message.policy_offer)
         elif kind == "requested_policy":
             self._receive(message.requested_policy)
+        elif kind == "update_rejected":
+            told = message.update_rejected
+            _log.warning("round %d: what this cluster gave does not count: %s", told.round, told.why)
 
     def _receive(self, answer: pb.RequestedPolicy) -> None:
         with self._lock:

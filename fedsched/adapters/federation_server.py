@@ -125,6 +125,13 @@ class FederationServer(pb_grpc.FederationServicer):
                 if connection is not None:
                     connection.send(message)
 
+    def reject(self, cluster: ClusterName, number: int, why: str) -> None:
+        """Tell a cluster that its update does not count in a round, as far as it is connected; does not wait."""
+        with self._lock:
+            connection = self._connections.get(cluster)
+            if connection is not None:
+                connection.send(pb.ServerMessage(update_rejected=pb.UpdateRejected(round=number, why=why)))
+
     def close(self) -> None:
         """End all streams and free the port."""
         self.grid.close()

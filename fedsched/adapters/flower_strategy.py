@@ -14,7 +14,7 @@ from fedsched import tracing
 from fedsched.adapters import flower
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Absence, DeadlinePassed, RequestUpdates, UpdateArrived, UpdateWithheld
-from fedsched.federation.averaging import Update
+from fedsched.federation.averaging import Inspection, Update
 from fedsched.federation.exchange import heard, question_to
 from fedsched.federation.source import Arrays
 
@@ -30,6 +30,9 @@ class RoundHost(Protocol):
     @property
     def arrays(self) -> Arrays:
         """Weights of the version in force."""
+
+    def inspect(self, update: Arrays) -> Inspection:
+        """Look at an update for these weights."""
 
     def now_s(self) -> float:
         """The time for the core's events."""
@@ -141,5 +144,5 @@ class GradientStrategy(Strategy):
             unread = UpdateWithheld(request.number, cluster, Absence.REJECTED, str(problem), now_s)
             self._host.answered(unread, None, "")
             return
-        event, update = heard(request.number, cluster, reply, self._host.arrays, now_s)
+        event, update = heard(request.number, cluster, reply, self._host.inspect, now_s)
         self._host.answered(event, update, reply.traceparent)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from fedsched import __version__
 from fedsched.adapters.attach import AttachClient, ReadLogs
@@ -57,6 +58,9 @@ from fedsched.runtime import codec, keys
 from fedsched.runtime.journal import Journal
 from fedsched.runtime.loop import Loop
 from fedsched.runtime.ports import ValueIs
+
+if TYPE_CHECKING:
+    from fedsched.learn.sharing import SpeedSharing
 
 _log = logging.getLogger(__name__)
 
@@ -182,8 +186,9 @@ class Agent:
         undo.callback(AssignmentWatch(store, self._cluster, self._inbox.post).close)
         undo.callback(NodeWatch(tuple(self.scheduler.state.machines), executor.closed, self._inbox.post).close)
         undo.callback(AttachClient(store, self._cluster, self._agent_id, self._read_logs(executor)).close)
-        if isinstance(policy, Learnable) and learner is not None and config.aggregator is not None:
-            undo.callback(self._join_federation(config.aggregator, policy, learner, versions).close)
+        exchange = self._exchange(policy, learner, versions)
+        if exchange is not None and config.aggregator is not None:
+            undo.callback(self._join_federation(config.aggregator, exchange, versions).close)
         undo.callback(Ticker(config.slot.length_s, self._inbox.post).close)
 
     def _register(self, store: EtcdStore) -> LeaseKeeper:
@@ -256,16 +261,28 @@ class Agent:
 
         return read
 
-    def _join_federation(
-        self, aggregator: str, policy: Learnable, learner: ClusterLearner, versions: LiveVersions
-    ) -> FederationClient:
-        learning = ClusterLearning(self._cluster, policy, learner, versions.offered)
+    def _exchange(
+        self, policy: Policy, learner: ClusterLearner | None, versions: LiveVersions
+    ) -> ClusterLearning | SpeedSharing | None:
+        """What this cluster can give to others and take from them."""
+        if isinstance(policy, Learnable) and learner is not None:
+            return ClusterLearning(self._cluster, policy, learner, versions.offered)
+        if policy.name == registry.LEARNED_SPEED:
+            from fedsched.learn.sharing import SpeedSharing  # its policy's solver takes seconds to load
+            from fedsched.policy.learned_speed import LearnedSpeed
 
+            assert isinstance(policy, LearnedSpeed), "the name is this class's"
+            return SpeedSharing(self._cluster, policy, self._term)
+        return None
+
+    def _join_federation(
+        self, aggregator: str, exchange: ClusterLearning | SpeedSharing, versions: LiveVersions
+    ) -> FederationClient:
         def hello() -> Hello:
-            return Hello(self._cluster, self._term, __version__, policy.name, learning.version, learning.samples)
+            return Hello(self._cluster, self._term, __version__, self._policy.name, exchange.version, exchange.samples)
 
         client = FederationClient(
-            aggregator, hello=hello, learner=learning, on_policy=learning.take, on_requested=versions.requested
+            aggregator, hello=hello, learner=exchange, on_policy=exchange.take, on_requested=versions.requested
         )
         versions.take_requests(client.request)
         return client

@@ -15,6 +15,7 @@ from fedsched import tracing
 from fedsched.adapters import flower
 from fedsched.adapters.federation_server import FederationServer
 from fedsched.adapters.flower_strategy import GradientStrategy
+from fedsched.aggregator.combined import combined
 from fedsched.aggregator.policies import PolicyStore
 from fedsched.config import AggregatorConfig
 from fedsched.core.ids import ClusterName
@@ -35,20 +36,17 @@ from fedsched.core.rounds import (
     UpdateArrived,
     UpdateWithheld,
 )
-from fedsched.errors import InvalidConfiguration, StoreUnavailable
-from fedsched.federation.averaging import Update
-from fedsched.federation.loop import RoundLoop, Version, combiner
+from fedsched.errors import StoreUnavailable
+from fedsched.federation.averaging import Inspection, Update
+from fedsched.federation.loop import RoundLoop, Version
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays, Hello, PolicyOffer
-from fedsched.policy import registry
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 _log = logging.getLogger(__name__)
 
-LEARNS = "dl2"
-"""The policy that has weights to combine."""
 TICK_S = 0.5
 """How often the core hears of the time when nothing happens."""
 SAVE_BACKOFF_S = (0.2, 5.0)
@@ -72,24 +70,26 @@ class Aggregator:
     """
 
     def __init__(self, config: AggregatorConfig, policies: PolicyStore) -> None:
-        standing = policies.load(registry.weights_file(config.policy.name, config.policy.checkpoint))
+        what = combined(config)
+        standing = policies.load(what.first)
         self._policies = policies
         self._started_s = time.time() - time.monotonic()
         rules = config.rounds
+        samples_min = what.combining.samples_min(rules.samples_min)
         core = Rounds(
-            RoundRules(rules.interval_s, rules.quorum, rules.deadline_s, rules.samples_min, rules.norm_max),
+            RoundRules(rules.interval_s, rules.quorum, rules.deadline_s, samples_min, rules.norm_max),
             policy=config.policy.name,
             version=standing.active.record.version,
             version_last=standing.version_last,
             number_last=standing.number_last,
             now_s=self.now_s(),
         )
-        self._loop = RoundLoop(core, standing.active, combiner(rules.combine, rules.trim_fraction), self)
+        self._loop = RoundLoop(core, standing.active, what.combining, self)
         self._strategy = GradientStrategy(
             self,
             flower.node_of,
             batch_size=rules.batch_size,
-            samples_min=rules.samples_min,
+            samples_min=samples_min,
             seed=config.policy.seed,
         )
         self._span: Span | None = None
@@ -115,6 +115,10 @@ class Aggregator:
     def arrays(self) -> Arrays:
         """Weights of the version in force."""
         return self._loop.arrays
+
+    def inspect(self, update: Arrays) -> Inspection:
+        """Look at an update for these weights."""
+        return self._loop.inspect(update)
 
     def now_s(self) -> float:
         """Unix time that never jumps: as it was at the start, moved on by the monotonic clock."""
@@ -199,7 +203,8 @@ class Aggregator:
             self._span = None
 
     def rejected(self, command: RejectUpdate) -> None:
-        """Say so."""
+        """Say so, here and to the cluster."""
+        self._server.reject(command.cluster, command.number, command.why)
         _log.warning("round %d: the update of %s is rejected: %s", command.number, command.cluster, command.why)
 
     def write(self, version: int, digest: str, data: bytes, optimiser: ServerOptimiser) -> NewWeights:
@@ -254,16 +259,3 @@ class Aggregator:
         """A span around what takes long."""
         with tracing.span(name, attributes=attributes):
             yield
-
-
-def check(config: AggregatorConfig) -> None:
-    """Refuse what can never hold a round.
-
-    Raises:
-        InvalidConfiguration: the policy has nothing to learn.
-    """
-    if config.policy.name != LEARNS:
-        raise InvalidConfiguration(
-            f"policy.name is {config.policy.name}, which has no weights to combine; {LEARNS} was expected",
-            f"set policy.name to {LEARNS}, or run the federation without an aggregator",
-        )

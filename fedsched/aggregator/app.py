@@ -10,7 +10,8 @@ import time
 
 from fedsched.adapters.election import Election
 from fedsched.adapters.etcd import EtcdStore
-from fedsched.aggregator.aggregator import Aggregator, check
+from fedsched.aggregator.aggregator import Aggregator
+from fedsched.aggregator.combined import combined
 from fedsched.aggregator.policies import PolicyStore
 from fedsched.config import AggregatorConfig
 from fedsched.errors import AddressInUse, Conflict, StoreUnavailable
@@ -34,7 +35,7 @@ class Service:
     """
 
     def __init__(self, config: AggregatorConfig, store: Store) -> None:
-        check(config)
+        self._what = combined(config)
         self._config = config
         self._store = store
         self._changed = threading.Condition()
@@ -94,7 +95,12 @@ class Service:
     def _lead(self, election: Election) -> None:
         config = self._config
         policies = PolicyStore(
-            self._store, config.state_dir, config.policy.name, config.rounds.learning_rate, election.guard()
+            self._store,
+            config.state_dir,
+            config.policy.name,
+            config.rounds.learning_rate,
+            election.guard(),
+            self._what.read,
         )
         try:
             self._hold_rounds(policies)

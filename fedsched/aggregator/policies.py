@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
 from fedsched.errors import Conflict, CorruptCheckpoint, NotFound
-from fedsched.federation.loop import Version
+from fedsched.federation.loop import Version, Weights
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.files import write_whole
 from fedsched.policy import checkpoint
@@ -42,16 +43,26 @@ class PolicyStore:
         state_dir: the files lie under `policies/<name>` in it.
         name: the policy.
         learning_rate: of the server optimiser.
+        read: a version's file, or the one to begin with.
         guard: must hold for every write: that this process leads as it did when the store was made. One that leads
             anew makes a new store, for somebody else may have written in between.
     """
 
-    def __init__(self, store: Store, state_dir: Path, name: str, learning_rate: float, guard: Guard) -> None:
+    def __init__(
+        self,
+        store: Store,
+        state_dir: Path,
+        name: str,
+        learning_rate: float,
+        guard: Guard,
+        read: Callable[[Path], Weights] = checkpoint.load,
+    ) -> None:
         self._store = store
         self._state_dir = state_dir
         self._name = name
         self._learning_rate = learning_rate
         self._guard = guard
+        self._read_weights = read
 
     def load(self, first: Path) -> Standing:
         """Where the rounds stand; when there is no version yet, the checkpoint `first` becomes version 1.
@@ -154,7 +165,7 @@ class PolicyStore:
 
     def _register(self, first: Path) -> Version:
         """Make the configured checkpoint version 1."""
-        weights = checkpoint.load(first)
+        weights = self._read_weights(first)
         optimiser = ServerOptimiser(self._learning_rate)
         data = weights.to_bytes()
         made = self.write(1, weights.digest, data, optimiser)
@@ -190,7 +201,7 @@ class PolicyStore:
 
     def _read(self, record: PolicyRecord) -> Version:
         path = self._state_dir / record.location
-        weights = checkpoint.load(path)
+        weights = self._read_weights(path)
         if weights.digest != record.digest:
             raise CorruptCheckpoint(
                 f"{path} holds weights with digest {weights.digest[:12]}; the record says {record.digest[:12]}",

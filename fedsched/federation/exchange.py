@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedsched.core.ids import ClusterName, stream
 from fedsched.core.rounds import Absence, RequestUpdates, UpdateArrived, UpdateWithheld
-from fedsched.federation.averaging import Update, inspect
+from fedsched.federation.averaging import Inspection, Update
 from fedsched.federation.source import Arrays, Declined, Gradient, GradientSource, Hello
 
 
@@ -99,16 +100,16 @@ def metrics_of(gradient: Gradient) -> tuple[tuple[str, float], ...]:
 
 
 def heard(
-    number: int, cluster: ClusterName, reply: GradientReply, arrays: Arrays, now_s: float
+    number: int, cluster: ClusterName, reply: GradientReply, inspect: Callable[[Arrays], Inspection], now_s: float
 ) -> tuple[UpdateArrived | UpdateWithheld, Update | None]:
     """What the core hears of a reply, and the update in it; the gradient is looked at here and nowhere else.
 
     Args:
-        arrays: the policy's weights, whose names, shapes and types a gradient must have.
+        inspect: looks at what a reply gives, for the policy's weights as they are.
     """
     if reply.declined:
         return UpdateWithheld(number, cluster, Absence.DECLINED, reply.declined, now_s), None
-    seen = inspect(arrays, reply.gradients)
+    seen = inspect(reply.gradients)
     arrived = UpdateArrived(
         number=number,
         cluster=cluster,

@@ -32,7 +32,7 @@ from fedsched.core.rounds import (
     RoundSaved,
     SaveRound,
 )
-from fedsched.federation.averaging import Update, trimmed_mean, weighted_mean
+from fedsched.federation.averaging import Inspection, Update, inspect, trimmed_mean, weighted_mean
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays
 
@@ -70,8 +70,59 @@ class Version:
     optimiser: ServerOptimiser
 
 
+Story = Mapping[str, str | int | float]
+"""How weights came to be."""
+
+
+class Unusable(Exception):
+    """What came of combining cannot be used; the message says why, for the round's record."""
+
+
+class Combining(Protocol):
+    """What becomes of a round's updates."""
+
+    def samples_min(self, configured: int) -> int:
+        """Fewest samples that are worth an update, where so many are configured."""
+
+    def inspect(self, weights: Weights, update: Arrays) -> Inspection:
+        """Look at an update for these weights before anything is computed with it."""
+
+    def step(self, before: Version, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
+        """The weights after the round, and the optimiser; the same for whatever order of the updates.
+
+        Raises:
+            Unusable: they cannot be used.
+        """
+
+
 Combiner = Callable[[Sequence[Update]], Arrays]
 """Makes one gradient of several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Updates are gradients: one is made of them, and the weights take a step down."""
+
+    combine: Combiner
+
+    def samples_min(self, configured: int) -> int:
+        """As configured: a gradient of three decisions is noise."""
+        return configured
+
+    def inspect(self, weights: Weights, update: Arrays) -> Inspection:
+        """Whether it is finite and fits, and how long it is."""
+        return inspect(weights.arrays, update)
+
+    def step(self, before: Version, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
+        """One step of the optimiser.
+
+        Raises:
+            Unusable: the new weights are not finite.
+        """
+        arrays, optimiser = before.optimiser.step(before.checkpoint.arrays, self.combine(updates))
+        if not all(bool(np.isfinite(array).all()) for array in arrays.values()):
+            raise Unusable("the new weights hold NaN or infinity")
+        return before.checkpoint.replaced(arrays, story), optimiser
 
 
 def combiner(name: str, trim_fraction: float) -> Combiner:
@@ -124,14 +175,14 @@ class RoundLoop:
 
     Args:
         active: the version in force.
-        combine: makes one gradient of the round's.
+        combining: what becomes of updates.
     """
 
-    def __init__(self, core: Rounds, active: Version, combine: Combiner, ports: RoundPorts) -> None:
+    def __init__(self, core: Rounds, active: Version, combining: Combining, ports: RoundPorts) -> None:
         self.lock = threading.RLock()
         self._core = core
         self._active = active
-        self._combine_updates = combine
+        self._combining = combining
         self._ports = ports
         self._updates: dict[ClusterName, Update] = {}
         self._made: tuple[Weights, bytes, ServerOptimiser] | None = None
@@ -151,6 +202,10 @@ class RoundLoop:
     def arrays(self) -> Arrays:
         """Weights of the version in force."""
         return self._active.checkpoint.arrays
+
+    def inspect(self, update: Arrays) -> Inspection:
+        """Look at an update for the version in force."""
+        return self._combining.inspect(self._active.checkpoint, update)
 
     def handle(self, event: RoundEvent) -> list[RoundCommand]:
         """Tell the core, carry out what it orders; returns that."""
@@ -198,16 +253,16 @@ class RoundLoop:
 
     def _combine(self, command: Combine) -> Combined | CombineFailed:
         with self._ports.stage("round.combine", {"updates": len(command.accepted)}):
-            gradient = self._combine_updates([self._updates[cluster] for cluster in command.accepted])
-            arrays, optimiser = self._active.optimiser.step(self.arrays, gradient)
-            if not all(bool(np.isfinite(array).all()) for array in arrays.values()):
-                return CombineFailed(command.number, "the new weights hold NaN or infinity", self._ports.now_s())
             story: dict[str, str | int | float] = {
                 "round": command.number,
                 "parent_version": self._active.record.version,
                 "contributors": ", ".join(command.accepted),
             }
-            weights = self._active.checkpoint.replaced(arrays, story)
+            updates = [self._updates[cluster] for cluster in command.accepted]
+            try:
+                weights, optimiser = self._combining.step(self._active, updates, story)
+            except Unusable as problem:
+                return CombineFailed(command.number, str(problem), self._ports.now_s())
             data = weights.to_bytes()
             try:
                 written = self._ports.write(command.version, weights.digest, data, optimiser)

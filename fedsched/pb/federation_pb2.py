@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64sched/pb/federation.proto\x12\x0b\x66\x65\x64sched.v1\"\xbb\x01\n\x0c\x41gentMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.fedsched.v1.AgentHelloH\x00\x12\x0f\n\x05reply\x18\x02 \x01(\x0cH\x00\x12\x32\n\rpolicy_answer\x18\x03 \x01(\x0b\x32\x19.fedsched.v1.PolicyAnswerH\x00\x12\x34\n\x0epolicy_request\x18\x04 \x01(\x0b\x32\x1a.fedsched.v1.PolicyRequestH\x00\x42\x06\n\x04\x62ody\"\x91\x01\n\nAgentHello\x12\x14\n\x0cwire_version\x18\x01 \x01(\x05\x12\x15\n\ragent_version\x18\x02 \x01(\t\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x0f\n\x07samples\x18\x07 \x01(\x03\"0\n\x0cPolicyAnswer\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07refused\x18\x02 \x01(\t\" \n\rPolicyRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xe8\x01\n\rServerMessage\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.fedsched.v1.WelcomeH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.fedsched.v1.RefusalH\x00\x12\x11\n\x07request\x18\x03 \x01(\x0cH\x00\x12\x30\n\x0cpolicy_offer\x18\x04 \x01(\x0b\x32\x18.fedsched.v1.PolicyOfferH\x00\x12\x38\n\x10requested_policy\x18\x05 \x01(\x0b\x32\x1c.fedsched.v1.RequestedPolicyH\x00\x42\x06\n\x04\x62ody\"7\n\x07Welcome\x12\x14\n\x0cwire_version\x18\x01 \x01(\x05\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\"\xab\x01\n\x07Refusal\x12\'\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x19.fedsched.v1.Refusal.Code\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\"\\\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cVERSION_SKEW\x10\x01\x12\x10\n\x0cOTHER_POLICY\x10\x02\x12\x0c\n\x08OLD_TERM\x10\x03\x12\x0c\n\x08REPLACED\x10\x04\"L\n\x0fRequestedPolicy\x12(\n\x06policy\x18\x01 \x01(\x0b\x32\x18.fedsched.v1.PolicyOffer\x12\x0f\n\x07missing\x18\x02 \x01(\t\"e\n\x0bPolicyOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x05 \x01(\t2R\n\nFederation\x12\x44\n\x07\x43onnect\x12\x19.fedsched.v1.AgentMessage\x1a\x1a.fedsched.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64sched/pb/federation.proto\x12\x0b\x66\x65\x64sched.v1\"\xbb\x01\n\x0c\x41gentMessage\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.fedsched.v1.AgentHelloH\x00\x12\x0f\n\x05reply\x18\x02 \x01(\x0cH\x00\x12\x32\n\rpolicy_answer\x18\x03 \x01(\x0b\x32\x19.fedsched.v1.PolicyAnswerH\x00\x12\x34\n\x0epolicy_request\x18\x04 \x01(\x0b\x32\x1a.fedsched.v1.PolicyRequestH\x00\x42\x06\n\x04\x62ody\"\x91\x01\n\nAgentHello\x12\x14\n\x0cwire_version\x18\x01 \x01(\x05\x12\x15\n\ragent_version\x18\x02 \x01(\t\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x03\x12\x0f\n\x07samples\x18\x07 \x01(\x03\"0\n\x0cPolicyAnswer\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07refused\x18\x02 \x01(\t\" \n\rPolicyRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xa0\x02\n\rServerMessage\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.fedsched.v1.WelcomeH\x00\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x14.fedsched.v1.RefusalH\x00\x12\x11\n\x07request\x18\x03 \x01(\x0cH\x00\x12\x30\n\x0cpolicy_offer\x18\x04 \x01(\x0b\x32\x18.fedsched.v1.PolicyOfferH\x00\x12\x38\n\x10requested_policy\x18\x05 \x01(\x0b\x32\x1c.fedsched.v1.RequestedPolicyH\x00\x12\x36\n\x0fupdate_rejected\x18\x06 \x01(\x0b\x32\x1b.fedsched.v1.UpdateRejectedH\x00\x42\x06\n\x04\x62ody\",\n\x0eUpdateRejected\x12\r\n\x05round\x18\x01 \x01(\x03\x12\x0b\n\x03why\x18\x02 \x01(\t\"7\n\x07Welcome\x12\x14\n\x0cwire_version\x18\x01 \x01(\x05\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\"\xab\x01\n\x07Refusal\x12\'\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x19.fedsched.v1.Refusal.Code\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\"\\\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cVERSION_SKEW\x10\x01\x12\x10\n\x0cOTHER_POLICY\x10\x02\x12\x0c\n\x08OLD_TERM\x10\x03\x12\x0c\n\x08REPLACED\x10\x04\"L\n\x0fRequestedPolicy\x12(\n\x06policy\x18\x01 \x01(\x0b\x32\x18.fedsched.v1.PolicyOffer\x12\x0f\n\x07missing\x18\x02 \x01(\t\"e\n\x0bPolicyOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\x12\x13\n\x0btraceparent\x18\x05 \x01(\t2R\n\nFederation\x12\x44\n\x07\x43onnect\x12\x19.fedsched.v1.AgentMessage\x1a\x1a.fedsched.v1.ServerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,17 +40,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POLICYREQUEST']._serialized_start=433
   _globals['_POLICYREQUEST']._serialized_end=465
   _globals['_SERVERMESSAGE']._serialized_start=468
-  _globals['_SERVERMESSAGE']._serialized_end=700
-  _globals['_WELCOME']._serialized_start=702
-  _globals['_WELCOME']._serialized_end=757
-  _globals['_REFUSAL']._serialized_start=760
-  _globals['_REFUSAL']._serialized_end=931
-  _globals['_REFUSAL_CODE']._serialized_start=839
-  _globals['_REFUSAL_CODE']._serialized_end=931
-  _globals['_REQUESTEDPOLICY']._serialized_start=933
-  _globals['_REQUESTEDPOLICY']._serialized_end=1009
-  _globals['_POLICYOFFER']._serialized_start=1011
-  _globals['_POLICYOFFER']._serialized_end=1112
-  _globals['_FEDERATION']._serialized_start=1114
-  _globals['_FEDERATION']._serialized_end=1196
+  _globals['_SERVERMESSAGE']._serialized_end=756
+  _globals['_UPDATEREJECTED']._serialized_start=758
+  _globals['_UPDATEREJECTED']._serialized_end=802
+  _globals['_WELCOME']._serialized_start=804
+  _globals['_WELCOME']._serialized_end=859
+  _globals['_REFUSAL']._serialized_start=862
+  _globals['_REFUSAL']._serialized_end=1033
+  _globals['_REFUSAL_CODE']._serialized_start=941
+  _globals['_REFUSAL_CODE']._serialized_end=1033
+  _globals['_REQUESTEDPOLICY']._serialized_start=1035
+  _globals['_REQUESTEDPOLICY']._serialized_end=1111
+  _globals['_POLICYOFFER']._serialized_start=1113
+  _globals['_POLICYOFFER']._serialized_end=1214
+  _globals['_FEDERATION']._serialized_start=1216
+  _globals['_FEDERATION']._serialized_end=1298
 # @@protoc_insertion_point(module_scope)

@@ -144,6 +144,7 @@ class ServerMessage(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     POLICY_OFFER_FIELD_NUMBER: _builtins.int
     REQUESTED_POLICY_FIELD_NUMBER: _builtins.int
+    UPDATE_REJECTED_FIELD_NUMBER: _builtins.int
     request: _builtins.bytes
     """a serialized Flower Message"""
     @_builtins.property
@@ -156,6 +157,8 @@ class ServerMessage(_message.Message):
     def policy_offer(self) -> Global___PolicyOffer: ...
     @_builtins.property
     def requested_policy(self) -> Global___RequestedPolicy: ...
+    @_builtins.property
+    def update_rejected(self) -> Global___UpdateRejected: ...
     def __init__(
         self,
         *,
@@ -164,16 +167,39 @@ class ServerMessage(_message.Message):
         request: _builtins.bytes = ...,
         policy_offer: Global___PolicyOffer | None = ...,
         requested_policy: Global___RequestedPolicy | None = ...,
+        update_rejected: Global___UpdateRejected | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "requested_policy", b"requested_policy", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "requested_policy", b"requested_policy", "update_rejected", b"update_rejected", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "requested_policy", b"requested_policy", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "policy_offer", b"policy_offer", "refusal", b"refusal", "request", b"request", "requested_policy", b"requested_policy", "update_rejected", b"update_rejected", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "refusal", "request", "policy_offer", "requested_policy"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "refusal", "request", "policy_offer", "requested_policy", "update_rejected"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ServerMessage: _TypeAlias = ServerMessage  # noqa: Y015
+
+@_typing.final
+class UpdateRejected(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateRejected: _TypeAlias = UpdateRejected  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):

@@ -41,7 +41,7 @@ Made = Mapping[str, str | int | float]
 """How weights came to be: command, teacher, seed, steps, losses; or round, contributors."""
 
 
-def digest(arrays: Arrays) -> str:
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     """SHA-256 over names, types, shapes and bytes, sorted by name: equal weights, equal digest."""
     sha = hashlib.sha256()
     for name in sorted(arrays):

@@ -71,6 +71,7 @@ from fedsched.policy.marginal import (
 )
 from fedsched.policy.remembering import recall
 from fedsched.policy.speed_model import FORGOTTEN, Belief, Kind, SpeedModel, Surface
+from fedsched.policy.speed_trust import trusted
 
 SLOW_MIN = 1e-9
 """Epochs per second; a slower job (an epoch in thirty years) stood still for a reason of its own."""
@@ -152,12 +153,16 @@ class Lessons(Record, frozen=True):
     """All that the next decisions depend on, besides what the policy was made of."""
 
     period_s: float
-    given: str
+    base: str
     """Digest of what it was made with."""
     observed: tuple[tuple[SpeedCell, SpeedSums], ...]
     jobs: tuple[tuple[JobId, _SavedJob], ...]
     heard: tuple[int, float] | None
     belief: Belief
+    epoch: int
+    number: int
+    taken: int
+    others: tuple[tuple[SpeedCell, SpeedSums], ...]
 
 
 class _Cluster:
@@ -207,6 +212,18 @@ class LearnedSpeed:
     ) -> None:
         self._options = options or LearnedSpeedOptions()
         self.version = version
+        self.epoch = 0
+        """The agent's term in which it began to remember; 0 before it takes part in a federation."""
+        self._number = 0
+        """Grows with all that it sees."""
+        self._taken = 0
+        """Version of what the other clusters have seen; 0 before any was taken."""
+        self._offered: tuple[int, tuple[SpeedStatistics, ...]] | None = None
+        """Taken with the next slot; set by another thread."""
+        self._others = SpeedStatistics()
+        """What is used of it."""
+        self._shown: tuple[int, SpeedStatistics] = (0, SpeedStatistics())
+        """What was observed by the end of the last slot, and its number."""
         self._cluster = _Cluster(())
         self._observed = SpeedStatistics()
         self._jobs: dict[JobId, _Memory] = {}
@@ -228,6 +245,35 @@ class LearnedSpeed:
         """All that is known by now."""
         return self._given.merged([self._observed])
 
+    @property
+    def period_s(self) -> float:
+        """Length of the periods that its cells name."""
+        return self._options.period_s
+
+    @property
+    def taken(self) -> int:
+        """Version of the other clusters' statistics that the next slot is decided with; 0: of none."""
+        offered = self._offered
+        return self._taken if offered is None else offered[0]
+
+    @property
+    def base(self) -> SpeedStatistics:
+        """What it was made with or told to `load`."""
+        return self._base
+
+    def shown(self) -> tuple[int, SpeedStatistics]:
+        """What was seen by the end of the last slot, and a number that has grown with it. From any thread."""
+        return self._shown
+
+    def take(self, version: int, parts: Sequence[SpeedStatistics]) -> None:
+        """From the next slot on know what is used of these (`fedsched.policy.speed_trust`). From any thread.
+
+        Args:
+            version: of the parts; they take the place of those taken before.
+            parts: what other clusters have seen, each by itself.
+        """
+        self._offered = (version, tuple(parts))
+
     def state(self) -> bytes:
         """All that its next decisions depend on, besides what it was made of."""
         jobs = tuple(
@@ -247,11 +293,15 @@ class LearnedSpeed:
         )
         lessons = Lessons(
             self._options.period_s,
-            self._given.digest,
+            self._base.digest,
             tuple(self._observed),
             jobs,
             self._heard,
             self._model.belief,
+            self.epoch,
+            self._number,
+            self._taken,
+            tuple(self._others),
         )
         return msgspec.msgpack.encode(lessons)
 
@@ -266,8 +316,8 @@ class LearnedSpeed:
         lessons = recall(state, Lessons)
         if lessons.period_s != self._options.period_s:
             raise ValueError(f"its periods last {lessons.period_s:g} s; {self._options.period_s:g} s were expected")
-        observed = SpeedStatistics(lessons.observed)
-        problem = problem_with(observed)
+        observed, others = SpeedStatistics(lessons.observed), SpeedStatistics(lessons.others)
+        problem = problem_with(observed) or problem_with(others)
         if problem:
             raise ValueError(problem)
         jobs = {
@@ -283,12 +333,16 @@ class LearnedSpeed:
             for job_id, saved in lessons.jobs
         }
         self._observed, self._jobs, self._heard = observed, jobs, lessons.heard
+        self._shown = (lessons.number, observed.merged(()))
+        self.epoch, self._number, self._taken, self._others = lessons.epoch, lessons.number, lessons.taken, others
+        self.version = lessons.taken or self.version
+        self._given = self._base.merged([others])
         self._model = self._believing(lessons)
         self._curves.clear()
 
     def _believing(self, lessons: Lessons) -> SpeedModel:
         known = self.statistics
-        if lessons.given == self._given.digest:
+        if lessons.base == self._base.digest:
             try:
                 return SpeedModel(known, lessons.belief)
             except ValueError:
@@ -297,7 +351,8 @@ class LearnedSpeed:
 
     def load(self, statistics: SpeedStatistics) -> None:
         """From the next slot on know this, besides what was seen here; it takes the place of what was given before."""
-        self._given = statistics.merged(())
+        self._base = statistics.merged(())
+        self._given = self._base.merged([self._others])
         self._model = SpeedModel(self.statistics)
         self._curves.clear()
 
@@ -311,6 +366,7 @@ class LearnedSpeed:
         if moment != self._heard:
             self._listen(observation)
             self._heard = moment
+            self._exchange(observation)
         views = [view for view in by_arrival(observation.jobs) if not view.pinned]
         first = self._starved(observation, views)
         wishes = [
@@ -349,6 +405,24 @@ class LearnedSpeed:
         self._forget(observation.time_s)
         self._model.refresh(REFITS)
 
+    def _exchange(self, observation: Observation) -> None:
+        """Show the other clusters what was seen here, and take what they have shown."""
+        if self._number != self._shown[0]:
+            self._shown = (self._number, self._observed.merged(()))
+        offered, self._offered = self._offered, None
+        if offered is None:
+            return
+        # A calendar may be a little ahead of ours.
+        last = self._period(observation.time_s) + 1
+        self._taken, parts = offered
+        self.version = self._taken
+        others = trusted(self._observed, parts, last)
+        if others != self._others:
+            self._others = others
+            self._given = self._base.merged([others])
+            self._model = SpeedModel(self.statistics)
+            self._curves.clear()
+
     def _forget(self, time_s: float) -> None:
         """Let go of what weighs nothing any more, and of what is too much to keep."""
         period = self._period(time_s)
@@ -362,6 +436,7 @@ class LearnedSpeed:
             last = newest.setdefault((cell.job_type, cell.accelerator), cell.period)
             if last - cell.period >= FORGOTTEN or number >= CELLS_KEPT:
                 gone.add(cell)
+                self._number += 1
                 self._observed.replace(cell, self._observed.at(cell), NONE)
                 self._model.touch(cell, self._given.at(cell))
         for memory in self._jobs.values() if gone else ():
@@ -403,6 +478,7 @@ class LearnedSpeed:
         before = memory.shown.get(at)
         if before is not None and before[0] == rate:
             return
+        self._number += 1
         workers, ps, accelerator = at
         sums, period = observed(rate), self._period(time_s)
         if before is not None and before[1].period == period:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedsched.config import PolicyConfig
 from fedsched.core.decision import Policy
+from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import CorruptCheckpoint, InvalidConfiguration
 from fedsched.policy import checkpoint, plugins
 from fedsched.policy.checkpoint import Checkpoint
@@ -104,7 +105,7 @@ def weights(name: str, source: str) -> Checkpoint:
 
 
 def make_learned_speed(config: PolicyConfig) -> LearnedSpeed:
-    """The policy with the configured statistics of speeds.
+    """The policy with the configured statistics of speeds; `scratch`: with none.
 
     Raises:
         CorruptCheckpoint: the statistics cannot be used.
@@ -113,9 +114,12 @@ def make_learned_speed(config: PolicyConfig) -> LearnedSpeed:
     from fedsched.policy import speed_checkpoint
     from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 
-    path = speed_checkpoint.BUILTIN if config.checkpoint == "builtin" else Path(config.checkpoint)
+    known = SpeedStatistics()
+    if config.checkpoint != "scratch":
+        path = speed_checkpoint.BUILTIN if config.checkpoint == "builtin" else Path(config.checkpoint)
+        known = speed_checkpoint.load(path).statistics
     options = plugins.options_of(config.name, config.options)
     assert isinstance(options, LearnedSpeedOptions)
     if not config.explore:
         options = options.model_copy(update={"explore": 0.0})
-    return LearnedSpeed(options, speed_checkpoint.load(path).statistics, version=1)
+    return LearnedSpeed(options, known, version=1)

@@ -69,7 +69,7 @@ def _beside(policies: dict[str, PolicyConfig], info: ValidationInfo) -> dict[str
     """The same policies with the paths of their checkpoints taken from the experiment's folder."""
     return {
         label: policy
-        if policy.checkpoint == "builtin"
+        if policy.checkpoint in ("builtin", "scratch")
         else policy.model_copy(update={"checkpoint": str(_folder(info) / policy.checkpoint)})
         for label, policy in policies.items()
     }

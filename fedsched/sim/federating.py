@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 from fedsched.config import PolicyConfig
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import RoundRecord
-from fedsched.federation.loop import Version
+from fedsched.federation.loop import Combining, Gradients, Version, Weights, combiner
 from fedsched.federation.source import Arrays
 from fedsched.learn.kinds import TEACHABLE, first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.sharing import Sums
+from fedsched.policy import registry
 from fedsched.policy.checkpoint import Checkpoint
+from fedsched.policy.registry import LEARNED_SPEED
+from fedsched.policy.speed_pool import Pool
 from fedsched.runtime.loop import Observer
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.federation import Federation, Judge, Member, Standing, first_standing
+from fedsched.sim.federation import Federation, Judge, Member, Sharing, Standing, Taught, first_standing
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
 from fedsched.sim.federation_judges import FederationJudge
 from fedsched.sim.federation_link import Errands
@@ -42,7 +46,9 @@ class _Group:
     """Clusters that learn together."""
 
     policy: PolicyConfig
-    first: Checkpoint
+    first: Checkpoint | None
+    """Weights that agents begin with, where they have any."""
+    combining: Combining
     standing: Standing
     judge: FederationJudge | None
     album: Album
@@ -116,45 +122,65 @@ class Forming:
         """
         section = self._experiment.federation
         config = self._experiment.policies[label]
-        if section is None or config.name not in TEACHABLE:
+        if section is None or config.name not in (*TEACHABLE, LEARNED_SPEED):
             return None
         size = section.together.get(label, len(self._experiment.clusters))
         if size == 0:
             return None
         group = self._group(label, config, section, size)
+        # Who learns alone sends nothing that could be late, lost or spoilt on its way.
+        unusual = section.members.get(name, MemberConfig()) if size > 1 else MemberConfig()
+        own = config.model_copy(update={"seed": config.seed + seed})
+        member = self._member(name, own, section, group, unusual)
+        group.members.append(member)
+        return member
+
+    def _member(
+        self,
+        name: ClusterName,
+        config: PolicyConfig,
+        section: FederationSectionConfig,
+        group: _Group,
+        unusual: MemberConfig,
+    ) -> Member:
+        if group.first is None:
+            return Sharing(name, registry.make_learned_speed(config), unusual)
         active, kind = group.standing.active, kind_of(config.name)
         weights = self._school.deciding.get(name) or group.first.replaced(active.checkpoint.arrays, {})
-        own = config.model_copy(update={"seed": config.seed + seed})
-        policy = kind.policy(own, weights, active.record.version, section.learning)
+        policy = kind.policy(config, weights, active.record.version, section.learning)
         learner = self._school.learners.get(name)
         if learner is None:
             learner = kind.learner(group.first.shape, section.learning, section.batch_size)
             self._school.learners[name] = learner
-        # Who learns alone sends nothing that could be late, lost or spoilt on its way.
-        unusual = section.members.get(name, MemberConfig()) if size > 1 else MemberConfig()
-        member = Member(
+        return Taught(
             name,
             policy,
             learner,
             unusual,
             weights,
             section.promotion.rule(),
-            lambda weights, version: kind.policy(own, weights, version, section.learning),
+            lambda weights, version: kind.policy(config, weights, version, section.learning),
         )
-        group.members.append(member)
-        return member
 
     def _group(self, label: str, config: PolicyConfig, section: FederationSectionConfig, size: int) -> _Group:
         group = self._open.get(label)
         if group is not None and len(group.members) < size:
             return group
-        first = self._first or first_weights(config.name, config.checkpoint, config.seed)
+        first: Checkpoint | None = None
+        weights: Weights
+        combining: Combining
+        if config.name == LEARNED_SPEED:
+            combining, weights = Sums(registry.make_learned_speed(config).period_s), Pool()
+        else:
+            first = weights = self._first or first_weights(config.name, config.checkpoint, config.seed)
+            combining = Gradients(combiner(section.combine, section.trim_fraction))
         index = len(self._groups)
         if index == len(self._school.standings):
-            self._school.standings.append(first_standing(config.name, first, section.learning_rate))
+            self._school.standings.append(first_standing(config.name, weights, section.learning_rate))
         standing = self._school.standings[index]
-        judge = FederationJudge(standing, section) if self._judged else None
-        self._open[label] = group = _Group(config, first, standing, judge, Album(self._moments_s), [])
+        judge = FederationJudge(standing, section, combining) if self._judged else None
+        album = Album(self._moments_s)
+        self._open[label] = group = _Group(config, first, combining, standing, judge, album, [])
         self._groups.append(group)
         return group
 
@@ -163,7 +189,7 @@ class Forming:
         groups = [group for group in self._groups if any(member.name == name for member in group.members)]
         members = [member for group in groups for member in group.members if member.name == name]
         judges = [group.judge.observe for group in groups if group.judge is not None]
-        return (*judges, *(member.versions.observe for member in members))
+        return (*judges, *(member.versions.observe for member in members if member.versions is not None))
 
     def join(self, world: World) -> None:
         """Let the federations begin in the world, before it runs."""
@@ -175,6 +201,7 @@ class Forming:
                 group.standing,
                 section,
                 seed=apart(self._seed, index),
+                combining=group.combining,
                 judge=group.judge or group.album,
             )
             federation.join(errands, world.clusters)
@@ -190,6 +217,7 @@ class Forming:
                 name: member.versions.deciding
                 for federation in world.federations
                 for name, member in federation.members.items()
+                if member.versions is not None
             }
         self._school.album = [
             list(arrays) for arrays in zip(*(group.album.kept for group in self._groups), strict=True)

@@ -6,15 +6,17 @@ Agents tell their numbers again and again instead of keeping a stream alive; who
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from fedsched import __version__
 from fedsched.core.decision import Policy
@@ -35,16 +37,20 @@ from fedsched.core.rounds import (
     Rounds,
     TimePassed,
 )
+from fedsched.core.speeds import UNIT, SpeedCell, SpeedStatistics, SpeedSums
 from fedsched.core.versions import AcceptRule
 from fedsched.federation.exchange import GradientReply, decline, heard, question_to, respond
-from fedsched.federation.loop import RoundLoop, Version, Weights, combiner
+from fedsched.federation.loop import Combining, Gradients, RoundLoop, Version, Weights, combiner
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
-from fedsched.federation.source import Hello, PolicyOffer
+from fedsched.federation.source import Arrays, Gradient, Hello, PolicyOffer
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.sharing import SpeedSharing
 from fedsched.learn.tensors import one_thread
+from fedsched.policy import speed_pool
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.learnable import Learnable
+from fedsched.policy.learned_speed import LearnedSpeed
 from fedsched.sim.cluster import SimulatedCluster
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig, SpoilConfig
 from fedsched.sim.federation_link import Answer, Errands, Link, Message, Question, Way
@@ -54,6 +60,7 @@ from fedsched.sim.versioning import SimulatedVersions
 SILENT_BEATS = 3
 """An agent that told nothing for so many reports has left."""
 HUGE = 1e12
+CLAIMED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,42 +117,45 @@ class Judge:
 # --- An agent's side ---------------------------------------------------------------------------------------------
 
 
+class Exchange(Protocol):
+    """What an agent gives to the rounds and takes from them: the live agent's own code."""
+
+    @property
+    def version(self) -> int:
+        """That it has taken; 0 before the first."""
+
+    @property
+    def samples(self) -> int:
+        """From which it could give."""
+
+    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Gradient:
+        """What it gives.
+
+        Raises:
+            Declined: it has nothing.
+        """
+
+    def take(self, offer: PolicyOffer) -> str | None:
+        """Decide with the offer; None, or why not."""
+
+
 class Member:
-    """One cluster's end: what the agent's federation client does, with the agent's own `ClusterLearning`.
+    """One cluster's end: what the agent's federation client does, with the agent's own exchange.
 
     Args:
         policy: decides in the cluster.
-        learner: watches it there.
-        first: weights that it begins with.
-        rule: what becomes of the federation's versions.
-        make: makes a policy like it, of other weights and their version.
+        learner: watches it there, where one is needed.
     """
 
-    def __init__(
-        self,
-        name: ClusterName,
-        policy: Learnable,
-        learner: ClusterLearner,
-        config: MemberConfig,
-        first: Checkpoint,
-        rule: AcceptRule,
-        make: Callable[[Checkpoint, int], Policy],
-    ) -> None:
+    def __init__(self, name: ClusterName, policy: Policy, learner: ClusterLearner | None, config: MemberConfig) -> None:
         self.name = name
         self.config = config
         self.learner = learner
         self.policy = policy
+        self._exchange: Exchange | None = None
         self._cluster: SimulatedCluster | None = None
         self._errands: Errands | None = None
-        self.versions = SimulatedVersions(
-            name,
-            policy,
-            first,
-            rule,
-            make,
-            lambda: self._errands.now_s if self._errands is not None else 0.0,
-        )
-        self.learning = ClusterLearning(name, policy, learner, self.versions.offered)
+        self.versions: SimulatedVersions | None = None
         self._answer: Callable[[int, GradientReply], None] = lambda number, reply: None
         self._judge = Judge()
         self._busy_term = 0
@@ -153,6 +163,17 @@ class Member:
         self._chance: Random = stream(0, "")
         self.refused = 0
         """Offers that the cluster could not use."""
+
+    def begin(self, term: int) -> Exchange:
+        """An agent of that term begins to take part."""
+        raise NotImplementedError
+
+    @property
+    def learning(self) -> Exchange:
+        """The present agent's."""
+        if self._exchange is None:
+            self._exchange = self.begin(self._cluster.term if self._cluster is not None else 0)
+        return self._exchange
 
     def join(
         self,
@@ -168,10 +189,8 @@ class Member:
         self._chance = stream(seed, f"spoils/{self.name}")
 
     def restarted(self) -> None:
-        """The agent died and another one began: it remembers nothing and runs the version that was in force."""
-        self.learner.forget()
-        self.versions.restarted()
-        self.learning = ClusterLearning(self.name, self.policy, self.learner, self.versions.offered)
+        """The agent died and another one began."""
+        self._exchange = None
         self._busy_term = 0
 
     @property
@@ -223,7 +242,108 @@ class Member:
         spoils = self.config.spoils
         if spoils is None or reply.declined or self._chance.random() >= spoils.share:
             return reply
+        return self.spoil(reply, spoils)
+
+    def spoil(self, reply: GradientReply, spoils: SpoilConfig) -> GradientReply:
+        """A bad answer in place of a good one."""
         return spoil(reply, spoils, self._chance)
+
+
+class Taught(Member):
+    """Gives gradients, takes weights.
+
+    Args:
+        first: weights that it begins with.
+        rule: what becomes of the federation's versions.
+        make: makes a policy like it, of other weights and their version.
+    """
+
+    def __init__(
+        self,
+        name: ClusterName,
+        policy: Learnable,
+        learner: ClusterLearner,
+        config: MemberConfig,
+        first: Checkpoint,
+        rule: AcceptRule,
+        make: Callable[[Checkpoint, int], Policy],
+    ) -> None:
+        super().__init__(name, policy, learner, config)
+        self._taught, self._learner = policy, learner
+        self.versions: SimulatedVersions = SimulatedVersions(
+            name,
+            policy,
+            first,
+            rule,
+            make,
+            lambda: self._errands.now_s if self._errands is not None else 0.0,
+        )
+
+    def begin(self, term: int) -> Exchange:
+        """From what the learner remembers."""
+        return ClusterLearning(self.name, self._taught, self._learner, self.versions.offered)
+
+    def restarted(self) -> None:
+        """The new agent remembers nothing and runs the version that was in force."""
+        super().restarted()
+        self._learner.forget()
+        self.versions.restarted()
+
+
+class Sharing(Member):
+    """Gives what it has seen of speeds, takes what the others have.
+
+    Args:
+        deciding: what decides in the cluster, where it is more than the policy itself.
+    """
+
+    def __init__(
+        self, name: ClusterName, policy: LearnedSpeed, config: MemberConfig, deciding: Policy | None = None
+    ) -> None:
+        super().__init__(name, deciding or policy, None, config)
+        self._speeds = policy
+
+    def begin(self, term: int) -> Exchange:
+        """With what the policy remembers."""
+        return SpeedSharing(self.name, self._speeds, term)
+
+    def restarted(self) -> None:
+        """The new agent goes on with what the dead one had written down."""
+        super().restarted()
+        self._speeds.restore(self._speeds.state())
+
+    def spoil(self, reply: GradientReply, spoils: SpoilConfig) -> GradientReply:
+        """Bad statistics in place of good ones."""
+        return spoil_statistics(reply, spoils, self._chance)
+
+
+def spoil_statistics(reply: GradientReply, spoils: SpoilConfig, chance: Random) -> GradientReply:
+    """Bad statistics in place of good ones; those that no check finds claim a hundred jobs in every cell."""
+    part = speed_pool.part_of(reply.gradients)
+    cells: list[tuple[SpeedCell, SpeedSums]] = []
+    logs = [sums.total / sums.count for _, sums in part.statistics]
+    middle = sum(logs) / len(logs)
+    for (cell, sums), log in zip(part.statistics, logs, strict=True):
+        match spoils.kind:
+            case "nan":
+                bad = replace(sums, count=-sums.count)
+            case "huge":
+                bad = replace(sums, total=sums.total + 41 * UNIT * sums.count)
+            case "dimensions":
+                return dataclasses.replace(reply, gradients={speed_pool.STATISTICS: np.zeros((1, 1, 1), np.float32)})
+            case "stale":
+                return dataclasses.replace(reply, base_version=reply.base_version - 1)
+            case "noise":
+                bad = _claimed(round((chance.random() * 12 - 12) * UNIT))
+            case "reversed":
+                bad = _claimed(round(2 * middle - log))
+        cells.append((cell, bad))
+    spoilt = dataclasses.replace(part, statistics=SpeedStatistics(cells))
+    return dataclasses.replace(reply, gradients={speed_pool.STATISTICS: spoilt.to_array()})
+
+
+def _claimed(log: int) -> SpeedSums:
+    return SpeedSums(CLAIMED, CLAIMED * log, CLAIMED * log**2)
 
 
 def spoil(reply: GradientReply, spoils: SpoilConfig, chance: Random) -> GradientReply:
@@ -238,13 +358,13 @@ def spoil(reply: GradientReply, spoils: SpoilConfig, chance: Random) -> Gradient
         case "dimensions":
             arrays[names[0]] = np.zeros((1, 1, 1), np.float32)
         case "stale":
-            return replace(reply, base_version=reply.base_version - 1)
+            return dataclasses.replace(reply, base_version=reply.base_version - 1)
         case "noise":
             noise = np.random.default_rng(int(chance.random() * 2**31))
             arrays = {name: noise.normal(size=arrays[name].shape).astype(arrays[name].dtype) for name in names}
         case "reversed":
             arrays = {name: -arrays[name] for name in names}
-    return replace(reply, gradients=arrays)
+    return dataclasses.replace(reply, gradients=arrays)
 
 
 # --- The aggregator's side ---------------------------------------------------------------------------------------
@@ -257,6 +377,7 @@ class Federation:
         members: one per cluster.
         standing: where the rounds stand.
         seed: of the run; the section's own is added to it.
+        combining: what becomes of updates; gradients are combined as the section says where nothing is given.
         judge: watches.
     """
 
@@ -266,6 +387,7 @@ class Federation:
         standing: Standing,
         config: FederationSectionConfig,
         *,
+        combining: Combining | None = None,
         seed: int,
         judge: Judge | None = None,
     ) -> None:
@@ -274,6 +396,8 @@ class Federation:
         self._standing = standing
         self._config = config
         self._seed = config.seed + seed
+        self._combining = combining or Gradients(combiner(config.combine, config.trim_fraction))
+        self._samples_min = self._combining.samples_min(config.samples_min)
         self._judge = judge or Judge()
         self._loop: RoundLoop | None = None
 
@@ -290,14 +414,14 @@ class Federation:
         self._heard_s: dict[ClusterName, float] = {}
         self._offered_s: dict[ClusterName, float] = {}
         core = Rounds(
-            RoundRules(config.interval_s, config.quorum, config.deadline_s, config.samples_min, config.norm_max),
+            RoundRules(config.interval_s, config.quorum, config.deadline_s, self._samples_min, config.norm_max),
             policy=standing.active.record.name,
             version=standing.active.record.version,
             version_last=standing.version_last,
             number_last=standing.number_last,
             now_s=errands.now_s,
         )
-        self._loop = RoundLoop(core, standing.active, combiner(config.combine, config.trim_fraction), self)
+        self._loop = RoundLoop(core, standing.active, self._combining, self)
         for index, name in enumerate(sorted(self.members)):
             member = self.members[name]
             member.join(clusters[name], self._errands, partial(self._reply, name), seed=self._seed, judge=self._judge)
@@ -376,7 +500,7 @@ class Federation:
                     cluster,
                     request,
                     batch_size=config.batch_size,
-                    samples_min=config.samples_min,
+                    samples_min=self._samples_min,
                     seed=self._seed,
                 ),
             )
@@ -387,7 +511,7 @@ class Federation:
         self._link.send(Way.UP, cluster, Answer(number, reply), partial(self._take, cluster, number, reply))
 
     def _take(self, cluster: ClusterName, number: int, reply: GradientReply) -> None:
-        event, update = heard(number, cluster, reply, self.loop.arrays, self.now_s())
+        event, update = heard(number, cluster, reply, self.loop.inspect, self.now_s())
         self.loop.answered(event, update)
 
     def _close_round(self, number: int) -> None:

@@ -12,8 +12,9 @@ from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Outcome, RoundRecord
 from fedsched.federation.averaging import Update, norm
 from fedsched.federation.exchange import GradientReply
-from fedsched.federation.loop import Version, combiner
+from fedsched.federation.loop import Combining, Gradients, Version, combiner
 from fedsched.federation.source import Hello
+from fedsched.policy.speed_pool import STATISTICS, Pool, part_of
 from fedsched.sim.federation import Judge, Standing
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.federation_link import Answer, Message, Way
@@ -32,9 +33,9 @@ class FederationJudge(Judge):
     changes the policy; no round waits longer than its deadline, and none is left open.
     """
 
-    def __init__(self, standing: Standing, config: FederationSectionConfig) -> None:
+    def __init__(self, standing: Standing, config: FederationSectionConfig, combining: Combining | None = None) -> None:
         self._config = config
-        self._combine = combiner(config.combine, config.trim_fraction)
+        self._combining = combining or Gradients(combiner(config.combine, config.trim_fraction))
         self._version_last = standing.version_last
         self._number_last = standing.number_last
         self._in_force = standing.active.record.digest
@@ -42,12 +43,17 @@ class FederationJudge(Judge):
         self._run: dict[tuple[ClusterName, int], int] = {}
         """Version that each agent, by term, was last seen to run."""
         self._texts: set[str] = set()
+        self._classes: set[str] = set()
+        """Of jobs, as they were named in statistics."""
         self._jobs: set[str] = set()
+        self._types: set[str] = set()
+        """Classes, which a job may be named after."""
 
     def observe(self, event: Event, commands: Sequence[Command]) -> None:
         """One step of a cluster's loop: jobs get known."""
         if isinstance(event, JobAssigned):
             self._jobs.update((event.spec.job_id, event.spec.name))
+            self._types.add(event.spec.job_type)
 
     def crossed(self, way: Way, cluster: ClusterName, message: Message, time_s: float) -> None:
         """A message arrived.
@@ -65,6 +71,8 @@ class FederationJudge(Judge):
             if told - METRICS:
                 raise BrokenPromise(f"cluster {cluster} told {sorted(told - METRICS)} at {time_s} s")
             self._texts.update((reply.declined, reply.traceparent, *reply.gradients))
+            if STATISTICS in reply.gradients:
+                self._classes.update(_classes_in(reply))
             self._answers.setdefault((message.number, cluster), reply)
         else:
             raise BrokenPromise(f"a {type(message).__name__} left cluster {cluster} at {time_s} s")
@@ -84,12 +92,21 @@ class FederationJudge(Judge):
             return
         if after.record.version <= self._version_last or record.version != after.record.version:
             raise BrokenPromise(f"version {after.record.version} comes after {self._version_last}")
-        expected, _ = before.optimiser.step(before.checkpoint.arrays, self._combine(self._counted(record, before)))
-        found = after.checkpoint.arrays
-        if any(expected[name].tobytes() != found[name].tobytes() for name in expected):
+        # Against the order in which the loop combines them.
+        counted = self._counted(record, before)[::-1]
+        expected, _ = self._combining.step(before, counted, {})
+        if expected.digest != after.checkpoint.digest:
             raise BrokenPromise(f"version {after.record.version} does not follow from the updates that counted in it")
+        if isinstance(before.checkpoint, Pool) and isinstance(after.checkpoint, Pool):
+            self._only_grew(before.checkpoint, after.checkpoint)
         self._version_last = after.record.version
         self._in_force = after.checkpoint.digest
+
+    def _only_grew(self, before: Pool, after: Pool) -> None:
+        for (cluster, epoch), part in before.parts.items():
+            now = after.parts.get((cluster, epoch))
+            if now is not None and now.age < part.age:
+                raise BrokenPromise(f"what cluster {cluster} has seen in epoch {epoch} became older")
 
     def _recorded(self, record: RoundRecord, before: Version) -> None:
         if record.number <= self._number_last:
@@ -117,6 +134,8 @@ class FederationJudge(Judge):
         return updates
 
     def _fault(self, reply: GradientReply, record: RoundRecord, before: Version) -> str:
+        if isinstance(before.checkpoint, Pool):
+            return self._combining.inspect(before.checkpoint, reply.gradients).misfit
         weights = before.checkpoint.arrays
         if reply.declined or reply.samples < 1:
             return "there is nothing in it"
@@ -151,7 +170,17 @@ class FederationJudge(Judge):
         """
         if held:
             raise BrokenPromise("the world ended and a round was still open")
+        named = sorted(self._jobs & self._classes - self._types)
+        if named:
+            raise BrokenPromise(f"job {named[0]} is named in statistics that left its cluster")
         for text in sorted(self._texts):
             told = sorted(job for job in self._jobs if job in text)
             if told:
                 raise BrokenPromise(f"job {told[0]} is named in what left its cluster: {text}")
+
+
+def _classes_in(reply: GradientReply) -> set[str]:
+    try:
+        return {name for cell, _ in part_of(reply.gradients).statistics for name in (cell.job_type, cell.accelerator)}
+    except ValueError:
+        return set()  # It does not count, whatever it names.

@@ -9,14 +9,18 @@ from msgspec import structs
 from fedsched.config import LearningConfig, PolicyConfig
 from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName, JobId, stream
+from fedsched.federation.loop import Combining, Gradients, combiner
 from fedsched.learn.kinds import first_weights, kind_of
+from fedsched.learn.sharing import Sums
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2
-from fedsched.policy.registry import heuristic
+from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
+from fedsched.policy.registry import LEARNED_SPEED, heuristic
+from fedsched.policy.speed_pool import Pool
 from fedsched.runtime.loop import Observer
 from fedsched.sim.cluster import Rules, Setup
-from fedsched.sim.faults import Faults, FaultyPolicy, draw_plan
-from fedsched.sim.federation import Federation, Member, first_standing
+from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
+from fedsched.sim.federation import Federation, Member, Sharing, Taught, first_standing
 from fedsched.sim.federation_config import AwayConfig, FederationSectionConfig, LinkConfig, MemberConfig, SpoilConfig
 from fedsched.sim.federation_judges import FederationJudge
 from fedsched.sim.federation_link import Errands
@@ -30,6 +34,8 @@ from fedsched.sim.workload import Scenario, draw_scenario
 from fedsched.sim.world import USUAL_COSTS, World
 
 NAMES = ("east", "north", "south", "west")
+PERIOD_S = 300.0
+"""So short that statistics are forgotten within a run."""
 SPOILS = ("nan", "huge", "dimensions", "stale", "noise", "reversed")
 
 Draw = Callable[[], float]
@@ -85,11 +91,14 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
     """
     names = NAMES[: 2 + int(stream(seed, "swarm/clusters").random() * 3)]
     section = draw_section(seed, names, until_s)
-    first = first_weights(DL2.name, "builtin", 0)
-    standing = first_standing(DL2.name, first, section.learning_rate)
-    judge, judges, collector = FederationJudge(standing, section), Judges(), Collector()
+    sharing = stream(seed, "swarm/sharing").random() < 0.5
+    first: Checkpoint | None = None if sharing else first_weights(DL2.name, "builtin", 0)
+    combining: Combining = (
+        Sums(PERIOD_S) if first is None else Gradients(combiner(section.combine, section.trim_fraction))
+    )
+    standing = first_standing(LEARNED_SPEED if first is None else DL2.name, first or Pool(), section.learning_rate)
+    judge, judges, collector = FederationJudge(standing, section, combining), Judges(), Collector()
     members, setups, coming = [], [], []
-    kind = kind_of(DL2.name)
     for index, text in enumerate(names):
         name = ClusterName(text)
         own_seed = apart(seed, index + 1)
@@ -97,25 +106,31 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
         own = _jobs(name, scenario)
         coming += own
         plan = draw_plan(own_seed, scenario.nodes, [job.spec for job in own], until_s)
-        policy = FaultyPolicy(kind.policy(PolicyConfig(seed=seed + index), first, 1, section.learning), plan)
-        learner = kind.learner(first.shape, section.learning, section.batch_size)
-        rule = section.promotion.rule()
-        member = Member(name, policy, learner, section.members[name], first, rule, _candidate(own_seed, section))
+        member = _member(name, section, plan, (seed + index, own_seed), first)
         members.append(member)
         watching = (
             *observers,
             judge.observe,
-            member.versions.observe,
+            *([] if member.versions is None else [member.versions.observe]),
             judges.on(name, scenario.nodes),
             collector.on(name, scenario.nodes),
         )
         setups.append(
-            Setup(name, scenario.nodes, policy, heuristic("drf"), learner, Faults(plan), watching, member.restarted)
+            Setup(
+                name,
+                scenario.nodes,
+                member.policy,
+                heuristic("drf"),
+                member.learner,
+                Faults(plan),
+                watching,
+                member.restarted,
+            )
         )
     coming.sort(key=lambda job: (job.spec.submitted_s, job.spec.job_id))
     speeds = AnalyticSpeeds(SPEEDS)
     world = World(setups, coming, speeds, rules, routing="origin", seed=seed, check=True, transcribe=True)
-    federation = Federation(members, standing, section, seed=seed, judge=judge)
+    federation = Federation(members, standing, section, seed=seed, combining=combining, judge=judge)
     federation.join(Errands(world.clock), world.clusters)
     world.run()
     federation.close()
@@ -127,6 +142,25 @@ def _candidate(seed: int, section: FederationSectionConfig) -> Callable[[Checkpo
     """Makes what runs in a cluster's shadow."""
     kind = kind_of(DL2.name)
     return lambda weights, version: kind.policy(PolicyConfig(seed=seed), weights, version, section.learning)
+
+
+def _member(
+    name: ClusterName,
+    section: FederationSectionConfig,
+    plan: FaultPlan,
+    seeds: tuple[int, int],
+    first: Checkpoint | None,
+) -> Member:
+    """A cluster's end: of a federation that shares weights or, without any, of one that shares what it sees."""
+    unusual = section.members[name]
+    if first is None:
+        speeds = LearnedSpeed(LearnedSpeedOptions(resize_s=0.1, period_s=PERIOD_S))
+        return Sharing(name, speeds, unusual, FaultyPolicy(speeds, plan))
+    kind, config = kind_of(DL2.name), PolicyConfig(name=DL2.name, seed=seeds[0])
+    policy = FaultyPolicy(kind.policy(config, first, 1, section.learning), plan)
+    learner = kind.learner(first.shape, section.learning, section.batch_size)
+    rule = section.promotion.rule()
+    return Taught(name, policy, learner, unusual, first, rule, _candidate(seeds[1], section))
 
 
 def _jobs(cluster: ClusterName, scenario: Scenario) -> list[SimulatedJob]:

@@ -20,7 +20,7 @@ from fedsched.adapters.etcd import EtcdStore
 from fedsched.adapters.rpc import JobsClient
 from fedsched.addresses import free_address
 from fedsched.core.ids import ClusterName, JobId, TaskName
-from fedsched.core.job import JobPhase, JobStatus
+from fedsched.core.job import TERMINAL, JobPhase, JobStatus
 from fedsched.errors import StoreUnavailable, Unreachable
 from fedsched.executor.records import Attempt, Layout, TaskRecord
 from fedsched.runtime import keys
@@ -152,7 +152,10 @@ class Served:
                 seen = self.status(job)
             except Unreachable:  # a controller that was killed comes back
                 return False
-            return holds(seen)
+            if holds(seen):
+                return True
+            assert seen.phase not in TERMINAL, f"it has ended, waited for: {what}"
+            return False
 
         try:
             eventually(look, f"{what} (job {job})", deadline_s)

@@ -125,6 +125,11 @@ def merge(
             "name the file to write last",
         )
     refuse_bad_places(sources, [file])
+    if file.is_file():
+        raise InvalidInput(
+            f"{file} exists already; the last of the files is written, and a new one was expected",
+            "name a file that is not there yet; was it to be merged with the others?",
+        )
     read = {ClusterName(str(source)): speed_checkpoint.load(source) for source in sources}
     total = speeds.merge({name: checkpoint.statistics for name, checkpoint in read.items()})
     digests = ", ".join(sorted(checkpoint.digest[:12] for checkpoint in read.values()))

@@ -13,11 +13,13 @@ options, with an object of the pydantic class that its attribute `Options` names
 from __future__ import annotations
 
 import difflib
+import queue
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, distributions
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,6 +27,10 @@ from fedsched.core.decision import Policy
 from fedsched.errors import FedschedError, InvalidConfiguration
 
 GROUP = "fedsched.policies"
+BEGIN_S_MAX = 60.0
+"""A policy must be imported within this, and made within as much; libraries that it loads count."""
+
+T = TypeVar("T")
 
 
 def available() -> dict[str, str]:
@@ -49,7 +55,9 @@ def load(name: str) -> type[Policy]:
         )
     entry = found[0]
     try:
-        kind = entry.load()
+        kind = _in_time(f"policy {name} of package {packages[0]} was not imported", entry.load)
+    except FedschedError:
+        raise
     except (Exception, SystemExit) as problem:  # Somebody else's module can fail in any way while it is imported.
         raise InvalidConfiguration(
             f"policy {name} of package {packages[0]} cannot be imported from {entry.value}: "
@@ -101,12 +109,38 @@ def make(name: str, plain: Mapping[str, Any]) -> Policy:
     kind: Callable[..., Policy] = load(name)
     options = options_of(name, plain)
     try:
-        return kind() if options is None else kind(options)
+        return _in_time(f"policy {name} was not made", kind if options is None else lambda: kind(options))
     except FedschedError:
         raise
     except (Exception, SystemExit) as problem:  # Somebody else's class can fail in any way, too.
         why = f"{type(problem).__name__}: {problem}"
         raise InvalidConfiguration(f"policy {name} cannot be made: {why}", "report it to its authors") from problem
+
+
+def _in_time(problem: str, work: Callable[[], T]) -> T:
+    """Do somebody else's work, which may never end.
+
+    Raises:
+        InvalidConfiguration: it did not, in time. Its thread is left behind and keeps no process from ending.
+    """
+    done: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as raised:
+            done.put((None, raised))
+
+    threading.Thread(target=run, name="policy", daemon=True).start()
+    try:
+        made, raised = done.get(timeout=BEGIN_S_MAX)
+    except queue.Empty:
+        raise InvalidConfiguration(
+            f"{problem} within {BEGIN_S_MAX:g} s", "report it to its authors; what takes long belongs before a run"
+        ) from None
+    if raised is not None:
+        raise raised
+    return cast(T, made)
 
 
 @lru_cache(maxsize=8)

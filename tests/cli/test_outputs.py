@@ -123,6 +123,19 @@ def test_statistics_are_not_merged_into_one_of_their_parts(run: Run, folder: Pat
     assert contents(folder) == before
 
 
+def test_statistics_are_merged_into_a_new_file_only(run: Run, folder: Path) -> None:
+    """Whoever forgets to name the file to write gives the last part to be written over."""
+    for name in ("east", "west", "north"):
+        (folder / name).write_bytes(speed_checkpoint.BUILTIN.read_bytes())
+    before = contents(folder)
+    done = run("policy", "merge", "east", "west", "north")
+    assert done.code == 2
+    assert "north exists already" in done.err
+    assert contents(folder) == before
+    assert run("policy", "merge", "east", "west", "north", "total").code == 0
+    assert run("policy", "merge", "east", "west", "/dev/null").code == 0
+
+
 @pytest.mark.parametrize(
     ("option", "missing"), [("--parquet", "pyarrow"), ("--html", "jinja2"), ("--html", "matplotlib")]
 )

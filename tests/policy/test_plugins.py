@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsched.cli.main import main
 from fedsched.config import PolicyConfig, parse
 from fedsched.core.placement import TentativePlacement
 from fedsched.errors import InvalidConfiguration
@@ -105,6 +106,29 @@ def test_a_package_that_cannot_be_imported_is_one_clear_error(install: Install) 
     assert "not_installed_anywhere" in problem.value.message
     assert "broken_lab" in problem.value.hint
     assert registry.make(PolicyConfig(name="drf")).name == "drf"
+
+
+HANGS = "import threading\n{}\nclass Slow:\n    def __init__(self):\n        {}\n    def decide(self, o, b): ...\n"
+WAITS = "threading.Event().wait(600)"
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [(HANGS.format(WAITS, "pass"), "not imported within 0.3 s"), (HANGS.format("", WAITS), "not made within 0.3 s")],
+    ids=["its module", "its constructor"],
+)
+def test_a_policy_that_hangs_before_it_decides_is_one_clear_error(
+    install: Install, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], source: str, told: str
+) -> None:
+    """An agent, or a sweep of a night, that never begins and says nothing; agents and simulations make them alike."""
+    package = f"slow_lab_{len(source)}"
+    install(package, f"slow = {package}:Slow", source)
+    monkeypatch.setattr(plugins, "BEGIN_S_MAX", 0.3)
+    with pytest.raises(InvalidConfiguration, match=f"policy slow.* was {told}"):
+        registry.make(PolicyConfig(name="slow"))
+    small = Path(__file__).parents[2] / "simulations" / "experiments" / "small.yaml"
+    assert main(["sim", "run", str(small), "--policies", "slow", "--seeds", "1", "--workers", "1"]) != 0
+    assert f"was {told}" in capfd.readouterr().err
 
 
 def test_what_is_no_policy_is_refused(install: Install) -> None:

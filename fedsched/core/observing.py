@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from fedsched.core.decision import Decision, JobView, Observation
 from fedsched.core.ids import JobId
@@ -30,13 +30,13 @@ def _is_visible(status: JobStatus) -> bool:
     return status.phase in VISIBLE and status.retry_s is None
 
 
-def observe_some(state: ClusterState, job_ids: Iterable[JobId]) -> Observation:
+def observe_some(state: ClusterState, job_ids: Collection[JobId]) -> Observation:
     """These jobs only, as a discipline sees them that is asked for their ranks."""
     return Observation(
         slot=state.slot,
         slot_length_s=state.config.slot_length_s,
         nodes=(),
-        jobs=tuple([_view(state, job) for job in state.pick(set(job_ids))]),
+        jobs=tuple([_view(state, job) for job in state.pick(job_ids)]),
         time_s=state.slot_started_s,
         finished=tuple(state.finished),
     )
@@ -58,9 +58,9 @@ def _view(state: ClusterState, job: LiveJob) -> JobView:
         state.slot - job.arrived_slot,
         priority=spec.priority,
         placement=job.settled,
-        pinned=_is_pinned(state, job),
+        pinned=job.in_flight is not None or job.adopting or job.cools_down(state.slot_started_s),
         accelerators=spec.accelerators,
-        unreported_s=_unreported_s(state, job),
+        unreported_s=0.0 if job.steady_since_s is None else _unreported_s(state, job, job.steady_since_s),
         attained_s=sum(attained.values()) if attained else 0.0,
         attained_by=tuple(sorted(attained.items())) if attained else (),
         expected_s=spec.expected_s,
@@ -69,14 +69,8 @@ def _view(state: ClusterState, job: LiveJob) -> JobView:
     )
 
 
-def _unreported_s(state: ClusterState, job: LiveJob) -> float:
-    if job.steady_since_s is None:
-        return 0.0
-    return state.slot_started_s - max(job.steady_since_s, job.reported_s)
-
-
-def _is_pinned(state: ClusterState, job: LiveJob) -> bool:
-    return job.in_flight is not None or job.adopting or job.cools_down(state.slot_started_s)
+def _unreported_s(state: ClusterState, job: LiveJob, steady_since_s: float) -> float:
+    return state.slot_started_s - max(steady_since_s, job.reported_s)
 
 
 def waiting_reason(

@@ -26,6 +26,8 @@ No two jobs have the same number, so jobs themselves are never compared.
 LAST: Key = (float("inf"),)
 """The key of a job that the discipline has not ranked yet."""
 _DISPATCHED, _RUNNING = JobPhase.DISPATCHED, JobPhase.RUNNING
+_STANDS = frozenset({_DISPATCHED, _RUNNING})
+"""Phases in which a job may stand in a queue."""
 
 
 class _Line:
@@ -83,7 +85,8 @@ class RankedQueue:
                 continue
             self.unranked.pop(job_id, None)
             standing = self._standings[job_id]
-            self._remove(standing, time_s)
+            if standing.queue is not None:
+                self._remove(standing, time_s)
             standing.key = key
             self._follow(job, standing, time_s)
 
@@ -95,17 +98,20 @@ class RankedQueue:
             self._cooldowns += standing.cools_down
         elif standing.queue is not None:
             self._remove(standing, time_s)
-        self._follow(job, standing, time_s)
+        if job.status.phase in _STANDS:
+            self._follow(job, standing, time_s)
 
     def _follow(self, job: LiveJob, standing: _Standing, time_s: float) -> None:
         phase, key = job.status.phase, standing.key
         if job.status.retry_s is not None:
             self.unranked.pop(job.spec.job_id, None)  # as if it were not here until its time has come
         elif phase is _DISPATCHED:
-            if key is None or (job.status.attempt and self.rules.rerank != "none"):
+            if key is None:
                 self.unranked[job.spec.job_id] = None
-            if key is not None:
-                self._insert(standing.line.entries, job, standing, key)
+                return
+            if job.status.attempt and self.rules.rerank != "none":
+                self.unranked[job.spec.job_id] = None
+            self._insert(standing.line.entries, job, standing, key)
         elif phase is _RUNNING and job.in_flight is None and not job.adopting:
             if key is None:
                 self.unranked[job.spec.job_id] = None
@@ -116,7 +122,8 @@ class RankedQueue:
         """The job has left the cluster."""
         standing = self._standings.pop(job_id, None)
         if standing is not None:
-            self._remove(standing, time_s)
+            if standing.queue is not None:
+                self._remove(standing, time_s)
             self._cooldowns -= standing.cools_down
         self.unranked.pop(job_id, None)
 
@@ -227,7 +234,7 @@ class RankedQueue:
         if queue is None or entry is None:
             return
         standing.queue = standing.entry = None
-        del queue[bisect_left(queue, entry)]
+        del queue[0 if queue[0] is entry else bisect_left(queue, entry)]
         if queue is self._running and self.rules.drifting and standing.key is not None:
             standing.key = _shifted(entry[1], -time_s)
 

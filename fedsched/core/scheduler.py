@@ -53,13 +53,18 @@ from fedsched.core.observing import VISIBLE, deferred, observe, observe_some, wa
 from fedsched.core.placement import place
 from fedsched.core.ranking import RankedQueue
 from fedsched.core.resources import OVERDRAWN
-from fedsched.core.state import ClusterState, LiveJob, SchedulerConfig
+from fedsched.core.state import STORY_MAX, ClusterState, LiveJob, SchedulerConfig
 
 BLAMELESS = frozenset({Reason.NODE_LOST, Reason.PREEMPTED})
 """Bad ends of an attempt that are not counted against the job. Being lost is one too, if the attempt got further."""
 LIKELY_TO_REPEAT = frozenset({Reason.USER_ERROR, Reason.START_FAILED})
 """Bad ends that another attempt would only repeat, when this one got nowhere."""
 
+
+_DISPATCHED, _STARTING, _RUNNING = JobPhase.DISPATCHED, JobPhase.STARTING, JobPhase.RUNNING
+_COMPLETING, _PREEMPTING = JobPhase.COMPLETING, JobPhase.PREEMPTING
+_FINISHED = Reason.FINISHED
+"""To look a member up in its enum takes longer than to compare it, and every event compares some."""
 
 News = JobStarted | JobScaled | ScaleFailed | ProgressReported | JobExited | JobAdopted
 """What the executor says of one attempt of a job."""
@@ -134,9 +139,10 @@ class Scheduler:
     def _current(self, event: News) -> LiveJob | None:
         """The job that the news is about; None if it is of an attempt that is over."""
         job = self.state.jobs.get(event.job_id)
-        if job is None or job.status.attempt != event.attempt or job.status.phase not in ACTIVE:
+        if job is None:
             return None
-        return job
+        status = job.status
+        return job if status.attempt == event.attempt and status.phase in ACTIVE else None
 
     def _hear_progress(self, event: ProgressReported) -> list[Command]:
         job = self._current(event)
@@ -146,11 +152,11 @@ class Scheduler:
 
     def _hear_start(self, event: JobStarted) -> list[Command]:
         job = self._current(event)
-        if job is None or job.status.phase is not JobPhase.STARTING:
+        if job is None or job.status.phase is not _STARTING:
             return []
         job.in_flight = None
         save = self._move(event.time_s, job, Trigger.STARTED, changed_s=event.time_s)
-        return [save, *self._advance(event.time_s)]
+        return [save, *self._advance(event.time_s)] if self.state.unsettled else [save]
 
     def _hear_resize(self, event: JobScaled) -> list[Command]:
         return self._finish_resize(event, Reason.NONE, f"paused {event.pause_s:.3f} s")
@@ -190,7 +196,7 @@ class Scheduler:
             slot_epochs=status.progress.epochs,
         )
         state.arrivals += 1
-        state.elastic += not spec.rigid
+        state.elastic += job.elastic
         state.jobs[spec.job_id] = job
         if spec.max_runtime_s is not None:
             state.limited.add(spec.job_id)
@@ -266,19 +272,19 @@ class Scheduler:
             self._note_progress(event.time_s, job, event.progress)
         phase = job.status.phase
         job.adopting, job.in_flight, job.leaving = False, None, ()
-        if phase is not JobPhase.PREEMPTING:
+        if phase is not _PREEMPTING:
             job.target = ()
-        if event.reason is Reason.FINISHED:
-            command = self._finish(event, job, Trigger.SUCCEEDED, Reason.FINISHED, event.message)
-        elif phase is JobPhase.COMPLETING:
+        if event.reason is _FINISHED:
+            command = self._finish(event, job, Trigger.SUCCEEDED, _FINISHED, event.message)
+        elif phase is _COMPLETING:
             trigger = Trigger.FAILED if job.stopping_for is JobPhase.FAILED else Trigger.CANCELLED
             command = self._finish(event, job, trigger, job.status.reason, job.status.message)
-        elif phase is JobPhase.PREEMPTING:
+        elif phase is _PREEMPTING:
             reason, message = job.status.reason, job.status.message
             command = self._move(event.time_s, job, Trigger.PREEMPTED, reason, message, placement=())
         else:
             command = self._fail_attempt(job, event)
-        return [command, *self._advance(event.time_s)]
+        return [command, *self._advance(event.time_s)] if self.state.unsettled else [command]
 
     def _fail_attempt(self, job: LiveJob, event: JobExited) -> SaveJob:
         gained = job.status.progress.epochs > job.attempt_epochs
@@ -315,11 +321,11 @@ class Scheduler:
                 self._settle(time_s, job)
 
     def _finish(self, event: JobExited, job: LiveJob, trigger: Trigger, reason: Reason, message: str) -> SaveJob:
+        state, spec = self.state, job.spec
         done = max(0.0, job.status.progress.epochs - job.slot_epochs)
-        self.state.ended.append((job.spec.job_id, done / job.spec.epochs))
+        state.ended.append((spec.job_id, done / spec.epochs))
         if trigger is Trigger.SUCCEEDED:
-            taken_s = sum(self.state.attained(job, event.time_s).values())
-            self.state.finished.append((job.spec.job_id, taken_s))
+            state.finished.append((spec.job_id, sum(state.attained(job, event.time_s).values())))
         return self._move(event.time_s, job, trigger, reason, message, placement=(), finished_s=event.time_s)
 
     # --- slots
@@ -512,25 +518,21 @@ class Scheduler:
         for job in self.state.pick(self.state.unsettled):
             if job.in_flight is not None or job.adopting:
                 continue
-            if job.status.phase is JobPhase.DISPATCHED and self._fits_now(job, job.target):
+            phase = job.status.phase
+            if phase is _DISPATCHED and self._fits_now(job, job.target):
                 commands += self._start(time_s, job)
-            elif job.status.phase is JobPhase.RUNNING:
+            elif phase is _RUNNING:
                 commands += self._resize(time_s, job, shut_in)
         return commands + self._let_out(time_s, shut_in) if shut_in else commands
 
     def _start(self, time_s: float, job: LiveJob) -> list[Command]:
-        job.in_flight = job.target
-        job.attempt_epochs = job.status.progress.epochs
-        first = job.status.started_s if job.status.started_s is not None else time_s
-        save = self._move(
-            time_s,
-            job,
-            Trigger.PLACED,
-            attempt=job.status.attempt + 1,
-            placement=job.target,
-            started_s=first,
-        )
-        return [save, StartJob(self.state.term, self._next_seq(), job.spec, job.status.attempt, job.target)]
+        status, target = job.status, job.target
+        job.in_flight = target
+        job.attempt_epochs = status.progress.epochs
+        first = status.started_s if status.started_s is not None else time_s
+        attempt = status.attempt + 1
+        save = self._move(time_s, job, Trigger.PLACED, attempt=attempt, placement=target, started_s=first)
+        return [save, StartJob(self.state.term, self._next_seq(), job.spec, attempt, target)]
 
     def _resize(self, time_s: float, job: LiveJob, shut_in: list[LiveJob]) -> list[Command]:
         """Order what can be done now; a job that can neither move nor shrink goes to `shut_in`."""
@@ -667,40 +669,59 @@ class Scheduler:
         trigger: Trigger,
         reason: Reason = Reason.NONE,
         message: str = "",
-        **changes: Any,
+        *,
+        attempt: int | None = None,
+        placement: Placement | None = None,
+        resizes: int | None = None,
+        started_s: float | None = None,
+        changed_s: float | None = None,
+        finished_s: float | None = None,
     ) -> SaveJob:
-        """Take the job to its next phase; the transition is persisted together with the status."""
-        before = job.status
+        """Take the job to its next phase; the transition is persisted together with the status.
+
+        What is not given stays as it is.
+        """
+        state, before = self.state, job.status
         try:
             phase = next_phase(before.job_id, before.phase, trigger)
         except IllegalTransition as problem:
             lines = [f"  {at_s:.3f} slot {slot}: {cause} -> {to} {said}" for at_s, slot, cause, to, said in job.story]
             story = "\n".join(lines)
             raise IllegalTransition(f"{problem}\n{story}") from problem
-        job.status = replace(
+        status = job.status = replace(
             before,
             phase=phase,
             reason=reason,
             message=message,
-            cluster=self.state.config.cluster,
-            term=self.state.term,
+            cluster=state.config.cluster,
+            attempt=before.attempt if attempt is None else attempt,
+            term=state.term,
             seq=before.seq + 1,
-            **changes,
+            placement=before.placement if placement is None else placement,
+            resizes=before.resizes if resizes is None else resizes,
+            started_s=before.started_s if started_s is None else started_s,
+            changed_s=before.changed_s if changed_s is None else changed_s,
+            finished_s=before.finished_s if finished_s is None else finished_s,
         )
-        job.story.append((time_s, self.state.slot, trigger, phase, message))
-        settled = job.settled
+        job.story.append((time_s, state.slot, trigger, phase, message))
+        if len(job.story) > STORY_MAX:
+            del job.story[0]
+        settled = status.placement if job.in_flight is None else job.in_flight
         if phase in TERMINAL:
-            self.state.dismiss(job, time_s)
-            self.queue.forget(before.job_id, time_s)
+            state.dismiss(job, time_s)
+            if self._ranked:
+                self.queue.forget(before.job_id, time_s)
         else:
-            self._settle(time_s, job)
+            state.account(job, time_s)
+            if self._ranked:
+                self.queue.follow(job, time_s)
         transition = Transition(
-            job.status.seq,
+            status.seq,
             time_s,
             self._actor,
             before.job_id,
-            job.status.attempt,
-            self.state.term,
+            status.attempt,
+            state.term,
             before.phase,
             phase,
             reason,
@@ -708,7 +729,7 @@ class Scheduler:
             allocation_of(settled),
             job.spec.traceparent,
         )
-        return SaveJob(job.status, transition)
+        return SaveJob(status, transition)
 
     def _settle(self, time_s: float, job: LiveJob) -> None:
         """What the job holds, wants or waits for may have changed."""

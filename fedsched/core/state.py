@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -16,6 +16,8 @@ from fedsched.core.record import Record
 from fedsched.core.resources import OVERDRAWN, Resources, amount_of
 
 NOTHING = Resources()
+STORY_MAX = 20
+"""So many transitions of a job are told again when something goes wrong with it."""
 IN_MOTION = frozenset({JobPhase.RESIZING, JobPhase.COMPLETING, JobPhase.PREEMPTING})
 """Phases in which a job may hold other tasks than its status says."""
 _RUNNING = JobPhase.RUNNING
@@ -82,7 +84,7 @@ class LiveJob:
     """Since when it runs with what it holds; None while anything about that is in flight."""
     steady_slot: int = 0
     """The slot in which that began."""
-    story: deque[tuple[float, int, Trigger, JobPhase, str]] = field(default_factory=lambda: deque(maxlen=20))
+    story: list[tuple[float, int, Trigger, JobPhase, str]] = field(default_factory=list)
     """The last transitions (time, slot, trigger, phase, message), for the message of an illegal one."""
     attained: dict[str, float] = field(default_factory=dict)
     """Task-seconds received by accelerator type of the node, up to `served_since_s`."""
@@ -95,6 +97,8 @@ class LiveJob:
     """What the state's books hold for it."""
     footprint: Footprint = ()
     """The same as amounts by node."""
+    elastic: bool = field(init=False)
+    """Whether it can run with more than one allocation."""
     worker_amount: int = field(init=False)
     """What one worker needs."""
     ps_amount: int = field(init=False)
@@ -105,7 +109,7 @@ class LiveJob:
         """Tasks that may exist on nodes now: those that run, and those that an order in flight is starting."""
         if not self.in_flight:
             return self.leaving if self.in_flight is not None else self.status.placement
-        if self.in_flight == self.status.placement:
+        if self.in_flight is self.status.placement or self.in_flight == self.status.placement:
             return self.status.placement
         return tuple(sorted({*self.status.placement, *self.in_flight}))
 
@@ -126,6 +130,7 @@ class LiveJob:
     def __post_init__(self) -> None:
         spec = self.spec
         self.order_key = (spec.submitted_s, spec.job_id)
+        self.elastic = not spec.rigid
         self.worker_amount, self.ps_amount = amount_of(spec.worker_demand), amount_of(spec.ps_demand)
 
     def footprint_of(self, placement: Placement) -> Footprint:
@@ -207,31 +212,42 @@ class ClusterState:
 
     def next_retry_s(self) -> float | None:
         """When the first of those that are held back may begin; None if there is none."""
+        if not self.held_back:
+            return None
         times = [self.jobs[job_id].status.retry_s for job_id in self.held_back]
         return min((retry_s for retry_s in times if retry_s is not None), default=None)
 
-    def pick(self, job_ids: set[JobId]) -> list[LiveJob]:
-        """These of the live jobs by `(submitted_s, job_id)`."""
-        if len(job_ids) < 2:
-            return [self.jobs[job_id] for job_id in job_ids]
-        return sorted((self.jobs[job_id] for job_id in job_ids), key=_order)
+    def pick(self, job_ids: Collection[JobId]) -> list[LiveJob]:
+        """These of the live jobs, each named once, by `(submitted_s, job_id)`."""
+        jobs = self.jobs
+        picked = [jobs[job_id] for job_id in job_ids]
+        if len(picked) > 1:
+            picked.sort(key=_order)
+        return picked
 
     def account(self, job: LiveJob, time_s: float) -> None:
         """Bring all sums and lists in line with what the job holds, wants and waits for now."""
-        job_id, placement = job.spec.job_id, job.status.placement
+        status, in_flight, target = job.status, job.in_flight, job.target
+        placement = status.placement
         if placement is not job.served:
             self._accrue(job, time_s)
-        in_flight = job.in_flight
         if not self.config.rebuild:
             held = placement if in_flight is None else job.held
             if held is not job.booked:
                 self._book(job, held)
-            moving = in_flight is not None and in_flight is not held and in_flight != held
-            (self.in_motion.add if moving else self.in_motion.discard)(job_id)
-        (self.unsettled.add if job.target != placement else self.unsettled.discard)(job_id)
-        unknown = job.adopting and job.status.phase in IN_MOTION
-        (self.unsure.add if unknown else self.unsure.discard)(job_id)
-        if job.status.phase is not _RUNNING or in_flight is not None or job.adopting:
+            if in_flight is not None and in_flight is not held and in_flight != held:
+                self.in_motion.add(status.job_id)
+            elif self.in_motion:
+                self.in_motion.discard(status.job_id)
+        if target is not placement and target != placement:
+            self.unsettled.add(status.job_id)
+        elif self.unsettled:
+            self.unsettled.discard(status.job_id)
+        if job.adopting and status.phase in IN_MOTION:
+            self.unsure.add(status.job_id)
+        elif self.unsure:
+            self.unsure.discard(status.job_id)
+        if status.phase is not _RUNNING or in_flight is not None or job.adopting:
             job.steady_since_s = None
         elif job.steady_since_s is None:
             job.steady_since_s, job.steady_slot = time_s, self.slot
@@ -242,9 +258,10 @@ class ClusterState:
             self._book(job, ())
         job_id = job.spec.job_id
         del self.jobs[job_id]
-        self.elastic -= not job.spec.rigid
+        self.elastic -= job.elastic
         for some in (self.progressed, self.limited, self.held_back, self.unsettled, self.in_motion, self.unsure):
-            some.discard(job_id)
+            if some:
+                some.discard(job_id)
 
     def attained(self, job: LiveJob, time_s: float) -> dict[str, float]:
         """Task-seconds that the job has received by accelerator type of the node."""

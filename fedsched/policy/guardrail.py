@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from operator import ne
 from pathlib import PurePath
 
 from msgspec.structs import replace
@@ -116,9 +117,13 @@ def _judge_ranks(observation: Observation, ranking: Ranking | None) -> str | Non
     if named != asked and sorted(named) != sorted(asked):
         return f"it ranks {len(named)} jobs; asked were {len(asked)}, each once"
     for job_id, key in ranking.ranks:
-        if not key or any(value != value for value in key):
+        if not key or _has_nan(key):
             return f"it ranks job {job_id} by {key}; a key is a tuple of numbers"
     return None
+
+
+def _has_nan(key: tuple[float, ...]) -> bool:
+    return any(map(ne, key, key))
 
 
 def _beyond_limits(view: JobView, allocation: Allocation) -> str | None:

@@ -148,12 +148,16 @@ def _entries(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
     """All entry points by name, one for each package; looked up once for each search path of the interpreter.
 
     A checkout may hold older metadata of a package beside the installed one, and `entry_points` would read only the
-    older; so all are read, and of a package that offers a name twice the first one counts.
+    older; so all are read, and of a package that offers a name twice the first one counts. Only texts that name the
+    group are worth parsing; most packages have none.
     """
     found: dict[str, dict[str, EntryPoint]] = {}
     for package in distributions(path=list(path)):
+        if GROUP not in (package.read_text("entry_points.txt") or ""):
+            continue
+        package_name = package.name  # parses the package's whole description, each time
         for entry in package.entry_points.select(group=GROUP):
-            found.setdefault(entry.name, {}).setdefault(package.name, entry)
+            found.setdefault(entry.name, {}).setdefault(package_name, entry)
     return {name: tuple(found[name][package] for package in sorted(found[name])) for name in sorted(found)}
 
 

@@ -28,8 +28,12 @@ from fedsched.runtime.ports import Executor, PolicyPort
 class Ledger(Protocol):
     """Persists job records under the agent's term, in order, one transaction per step."""
 
-    def save(self, ticket: int, records: Sequence[SaveJob]) -> None:
-        """Write all of `records` or nothing. `Loop.confirm(ticket)` follows, from any thread, through the inbox."""
+    def save(self, ticket: int, records: Sequence[SaveJob]) -> bool | None:
+        """Write all of `records` or nothing.
+
+        Returns:
+            True where they are written already; else `Loop.confirm(ticket)` follows through the inbox, from any thread.
+        """
 
 
 class Recorder(Protocol):
@@ -86,7 +90,7 @@ class Loop:
         self._steps: dict[int, _Step] = {}
         """By ticket; those whose writes, or the writes of one before them, are not confirmed."""
         self._oldest = 1
-        """Ticket of the first of them, or else of the next step."""
+        """Ticket of the first of them; nothing while there is none."""
         self._ticket = 0
 
     def step(self, event: Event) -> None:
@@ -103,13 +107,18 @@ class Loop:
                 records.append(command)
             else:
                 orders.append(command)  # type: ignore[arg-type]
-        if not records and not self._steps:
+        steps = self._steps
+        if not records and not steps:
             self._give(orders)
             return
         self._ticket = ticket = self._ticket + 1
-        self._steps[ticket] = _Step(orders, confirmed=not records)
-        if records:
-            self.ledger.save(ticket, records)
+        written = not records or bool(self.ledger.save(ticket, records))
+        if written and not steps:
+            self._give(orders)
+            return
+        if not steps:
+            self._oldest = ticket
+        steps[ticket] = _Step(orders, written)
 
     def confirm(self, ticket: int) -> None:
         """The ledger has written the step's records."""

@@ -52,7 +52,9 @@ class VirtualClock:
                 action(*arguments)
             if not due:
                 return
-            action, arguments = self._advance()
+            self.now_s, rank, _, action, arguments = heappop(due)
+            if rank == NEWS and due and due[0][0] == self.now_s:
+                self._follow()
             action(*arguments)
 
     def step(self) -> bool:
@@ -60,18 +62,16 @@ class VirtualClock:
         if self._soon:
             action, arguments = self._soon.popleft()
         elif self._due:
-            action, arguments = self._advance()
+            self.now_s, rank, _, action, arguments = heappop(self._due)
+            if rank == NEWS:
+                self._follow()
         else:
             return False
         action(*arguments)
         return True
 
-    def _advance(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """Go on to the time of what is due first; other news of that time come right after it."""
-        due = self._due
-        self.now_s, rank, _, action, arguments = heappop(due)
-        if rank == NEWS:
-            following = (self.now_s, ARRIVAL)
-            while due and due[0] < following:
-                self._soon.append(heappop(due)[3:])
-        return action, arguments
+    def _follow(self) -> None:
+        """Other news of a time come right after the first."""
+        due, following = self._due, (self.now_s, ARRIVAL)
+        while due and due[0] < following:
+            self._soon.append(heappop(due)[3:])

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from msgspec import structs
@@ -138,21 +139,20 @@ class MemoryLedger:
         self.jobs: dict[JobId, tuple[JobSpec, JobStatus]] = {}
         """What the store holds of jobs that are not over."""
 
-    def save(self, ticket: int, records: Sequence[SaveJob]) -> None:
-        """Write all of it."""
+    def save(self, ticket: int, records: Sequence[SaveJob]) -> bool:
+        """Write all of it; where that takes no time, it is done at once."""
         loop = self.loop
         assert loop is not None
         if self._faults is None:
             self._write(records)
             if self._store_s:
                 self._clock.after(self._store_s, loop.confirm, ticket)
-            else:
-                loop.confirm(ticket)
-            return
+            return not self._store_s
         # One after the other, as over one connection.
         way_s = self._faults.store_s() / 2
         written_s = self._busy_until_s = max(self._clock.now_s + way_s, self._busy_until_s)
         self._clock.at(written_s, self._arrive, loop, ticket, records, way_s)
+        return False
 
     def _arrive(self, loop: Loop, ticket: int, records: Sequence[SaveJob], way_s: float) -> None:
         if self.loop is loop:
@@ -164,13 +164,15 @@ class MemoryLedger:
             loop.confirm(ticket)
 
     def _write(self, records: Sequence[SaveJob]) -> None:
+        jobs = self.jobs
         for record in records:
             status = record.status
+            job_id = status.job_id
             if status.phase in TERMINAL:
-                if self.jobs.pop(status.job_id, None) is not None:
+                if jobs.pop(job_id, None) is not None:
                     self._over(status)
-            elif status.job_id in self.jobs:
-                self.jobs[status.job_id] = (self.jobs[status.job_id][0], status)
+            elif job_id in jobs:
+                jobs[job_id] = (jobs[job_id][0], status)
 
 
 class Transcript:
@@ -218,10 +220,12 @@ class SimulatedCluster:
         self._setup = setup
         self._rules = rules
         self._exact = rules.clock == "exact"
+        self._watched = _WATCHED if self._exact else {}
         self._over = over
         self._journal = journal
         self._check = check
         self._truth: dict[JobId, SimulatedJob] = {}
+        self._post: Post = partial(clock.soon, self._tell)
         self._term = 0
         self._nodes = setup.nodes
         """As the agent that died last knew them."""
@@ -239,7 +243,7 @@ class SimulatedCluster:
         self._ledger = MemoryLedger(clock, rules.store_s, setup.faults, self._end)
         self._executor = SimulatedExecutor(
             clock,
-            self._answer,
+            self._post if setup.faults is None else partial(self._answer, setup.faults),
             self._truth,
             speeds,
             {node.name: node for node in setup.nodes},
@@ -351,17 +355,13 @@ class SimulatedCluster:
 
     # --- events
 
-    def _post(self, event: Event) -> None:
-        self._clock.soon(self._tell, event)
-
     def _tell(self, event: Event) -> None:
         if self._loop is None:
             return
         self._loop.step(event)
-        if self._exact:
-            watch = _WATCHED.get(type(event))
-            if watch is not None:
-                watch(self, event)
+        watch = self._watched.get(type(event))
+        if watch is not None:
+            watch(self, event)
 
     def _watch_answer(self, event: PolicyDecided) -> None:
         ranking = event.decision.ranking
@@ -385,12 +385,8 @@ class SimulatedCluster:
         if event.reason not in _PLANNED_ENDS:
             self._call_decision(self._clock.now_s)
 
-    def _answer(self, event: Event) -> None:
-        """An answer of the executor."""
-        faults = self._setup.faults
-        if faults is None:
-            self._clock.soon(self._tell, event)
-            return
+    def _answer(self, faults: Faults, event: Event) -> None:
+        """An answer of the executor, which comes late, or twice, or out of order."""
         for arrival_s in faults.arrivals_s(self._clock.now_s, event):
             self._clock.at(arrival_s, self._tell_now, event)
 

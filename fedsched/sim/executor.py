@@ -200,6 +200,8 @@ class SimulatedExecutor:
 
     def _setting(self, placement: Placement) -> Setting:
         accelerator, neighbours = self._accelerator, 0
+        if accelerator is not None and len(placement) == 1 and not self._crowded:
+            return Setting(allocation_of(placement), accelerator)
         names = {entry.node for entry in placement}
         if accelerator is None:
             accelerator = min((self._nodes[name].accelerator for name in names if name in self._nodes), default="")

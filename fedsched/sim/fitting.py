@@ -34,6 +34,7 @@ from fedsched.config import Tree, load
 from fedsched.core.ids import stream
 from fedsched.errors import InvalidTrace, NotFound
 from fedsched.files import write_whole
+from fedsched.sim.polygamma import digamma, trigamma
 from fedsched.sim.traces.record import TraceJob
 
 Floats = NDArray[np.float64]
@@ -544,11 +545,9 @@ class _ClassSource:
 
     def _crowd(self, factors: Floats) -> Floats:
         """Normal scores, nearly, of the rates at which jobs come: a job sees a gamma factor by its size."""
-        from scipy.special import polygamma, psi  # takes long to load, and not all fits need it
-
         variances = [value for value in (self._fit.day_variance, self._fit.hour_variance) if value > 0]
-        mean = sum(float(psi(1 / value + 1)) + math.log(value) for value in variances)
-        spread = math.sqrt(sum(float(polygamma(1, 1 / value + 1)) for value in variances))
+        mean = sum(digamma(1 / value + 1) + math.log(value) for value in variances)
+        spread = math.sqrt(sum(trigamma(1 / value + 1) for value in variances))
         crowd: Floats = (np.log(factors) - mean) / spread if variances else np.zeros_like(factors)
         return crowd
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,49 @@ from fedsched.executor.records import Attempt
 from tests.executor.cluster import Cluster, Recorded, told_to_run
 from tests.waiting import eventually
 
+USER = """
+import json, logging, sys, time
+import ray
+from ray._raylet import PlacementGroupID
+from ray.util import list_named_actors, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
+
+ray.init(address=sys.argv[1], namespace="test", log_to_driver=False, logging_level=logging.ERROR)
+
+
+def actors(namespace):
+    return [found["name"] for found in list_named_actors(all_namespaces=True) if found["namespace"] == namespace]
+
+
+def groups():
+    return {key: group for key, group in placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+def kept(namespace):
+    return [*actors(namespace), *(group["name"] for group in groups().values() if group["name"])]
+
+
+def kill(namespace, name):
+    ray.kill(ray.get_actor(name, namespace=namespace))
+
+
+def end(namespace):
+    for name in actors(namespace):
+        kill(namespace, name)
+    for key in groups():
+        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(key)))
+
+
+def wait_for_nodes(*names):
+    while {node["NodeName"] for node in ray.nodes() if node["Alive"]} != set(names):
+        time.sleep(0.2)
+
+
+for line in sys.stdin:
+    verb, arguments = json.loads(line)
+    print(json.dumps({"told": globals()[verb](*arguments)}), flush=True)
+"""
+"""Another user of the cluster. One for all tests: to reach Ray takes some seconds of processor time."""
 ALONE = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "500"}
 
 
@@ -33,6 +77,7 @@ class Ray:
         self.port = port
         self.address = f"127.0.0.1:{port}"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._user: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         self.daemons["n1"] = self._start("--head", "--port", str(self.port), "--num-cpus", "8", "--node-name", "n1")
@@ -42,27 +87,24 @@ class Ray:
         self.wait_for_nodes("n1", "n2")
 
     def wait_for_nodes(self, *names: str) -> None:
-        self.run(
-            """
-import time
-while {node["NodeName"] for node in ray.nodes() if node["Alive"]} != set(sys.argv[3:]):
-    time.sleep(0.2)
-""",
-            "test",
-            *names,
-        )
+        self.ask("wait_for_nodes", *names)
 
-    def run(self, code: str, namespace: str = "test", *arguments: str) -> str:
-        """As another user of the cluster would; what the code prints."""
-        begin = """
-import logging, ray, sys
-ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False, logging_level=logging.ERROR)
-"""
-        command = [sys.executable, "-c", begin + code, self.address, namespace, *arguments]
-        ran = subprocess.run(
-            command, timeout=120, check=True, env=os.environ | ALONE, stdout=subprocess.PIPE, text=True
-        )
-        return ran.stdout
+    def ask(self, verb: str, *arguments: str) -> list[str]:
+        """What another user of the cluster does, or is told."""
+        if self._user is None:
+            command = [sys.executable, "-c", USER, self.address]
+            self._user = subprocess.Popen(
+                command, env=os.environ | ALONE, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        assert self._user.stdin is not None
+        assert self._user.stdout is not None
+        self._user.stdin.write(json.dumps([verb, arguments]) + "\n")
+        self._user.stdin.flush()
+        for line in self._user.stdout:
+            if line.startswith('{"told"'):  # Ray itself may print
+                told: list[str] | None = json.loads(line)["told"]
+                return told or []
+        raise AssertionError(f"the process that asks Ray for the tests ended with {self._user.wait()}")
 
     def start_node(self, node: str) -> None:
         self.daemons[node] = self._start("--address", self.address, "--num-cpus", "8", "--node-name", node)
@@ -80,6 +122,9 @@ ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False, loggin
         _kill_family(self.daemons[node])
 
     def stop(self) -> None:
+        if self._user is not None:
+            self._user.kill()
+            self._user.communicate()
         for daemon in reversed(self.daemons.values()):
             _kill_family(daemon)
 
@@ -116,17 +161,7 @@ class OnRay:
         if self.ray.daemons["n2"].poll() is not None:
             self.ray.start_node("n2")
             self.ray.wait_for_nodes("n1", "n2")
-        self.ray.run(
-            """
-from ray.util import list_named_actors, placement_group_table, get_placement_group, remove_placement_group
-for name in list_named_actors():
-    ray.kill(ray.get_actor(name))
-for group in placement_group_table().values():
-    if group["state"] != "REMOVED" and group["name"]:
-        remove_placement_group(get_placement_group(group["name"]))
-""",
-            self.namespace,
-        )
+        self.ray.ask("end", self.namespace)
         log = root / "ray.log"
         sys.stdout.write(log.read_text() if log.exists() else "")
 
@@ -134,18 +169,10 @@ for group in placement_group_table().values():
         return told_to_run(attempt)
 
     def preempt(self, cluster: Recorded, task: str) -> None:
-        self.ray.run("ray.kill(ray.get_actor(sys.argv[3]))", self.namespace, cluster.record(task).handle)
+        self.ray.ask("kill", self.namespace, cluster.record(task).handle)
 
     def kept(self, cluster: Cluster) -> set[str]:
-        told = self.ray.run(
-            """
-from ray.util import list_named_actors, placement_group_table
-groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
-print(*list_named_actors(), *filter(None, groups), sep="\\n")
-""",
-            self.namespace,
-        )
-        return set(told.split())
+        return set(self.ray.ask("kept", self.namespace))
 
     def lose(self, cluster: Recorded, task: str) -> None:
         self.ray.kill(cluster.record(task).node)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 
 from fedsched.core.job import Allocation, Range
+from fedsched.core.resources import FIELD_BITS, Resources
 
 FINITE = st.floats(-1e9, 1e9)
+AMOUNT_MAX = 2 ** (FIELD_BITS - 1) - 1
 NAMES = st.text("abcxyz-019", min_size=1, max_size=8)
 
 
@@ -20,4 +22,5 @@ def register() -> None:
     st.register_type_strategy(float, FINITE)
     st.register_type_strategy(str, NAMES)
     st.register_type_strategy(Range, ranges())
+    st.register_type_strategy(Resources, st.builds(Resources, *[st.integers(0, AMOUNT_MAX)] * 3))
     st.register_type_strategy(Allocation, st.builds(Allocation, st.integers(0, 8), st.integers(0, 8)))

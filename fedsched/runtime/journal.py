@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from fedsched.core.cluster import Node
 from fedsched.core.commands import Command
 from fedsched.core.events import Event
 from fedsched.core.state import SchedulerConfig
 from fedsched.runtime.codec import dump_tagged, from_plain, load_tagged, to_plain
+
+BLOCK_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +47,8 @@ class Step:
 
 
 class Journal:
-    """Appends to a file; lines are flushed to the system one by one.
+    """Appends to a file; each line is handed to the system as it comes. What a killed process left of its last line is
+    taken off: the next line would be lost with it.
 
     Args:
         path: the file. When it grows beyond `size_max_bytes` it is moved to `<name>.old`, in the place of an older one,
@@ -56,6 +61,7 @@ class Journal:
         self._path = path
         self._size_max_bytes = size_max_bytes
         self._failed = False
+        _take_off_torn_line(path)
         self._file = self._open()
 
     def begin(self, config: SchedulerConfig, nodes: Sequence[Node]) -> None:
@@ -63,29 +69,52 @@ class Journal:
         self._write({"config": to_plain(config), "nodes": [to_plain(node) for node in nodes]})
 
     def append(self, event: Event, commands: Sequence[Command]) -> None:
-        """Record one step. A full disk costs the record, not the cluster: it is logged once."""
+        """Record one step. A full disk costs the record, not the cluster: it is logged, and the record ends before the
+        line that did not fit. What came after a gap could not be repeated; the next agent begins anew."""
         self._write({"event": dump_tagged(event), "commands": [dump_tagged(command) for command in commands]})
 
     def _write(self, line: dict[str, Any]) -> None:
+        if self._failed:
+            return
+        left = memoryview((json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n").encode())
         try:
-            self._file.write(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n")
-            self._file.flush()
+            while left:
+                left = left[self._file.write(left) :]
             if self._file.tell() > self._size_max_bytes:
                 self._path.replace(self._path.with_name(self._path.name + ".old"))
                 full, self._file = self._file, self._open()
                 full.close()
         except OSError as problem:
-            if not self._failed:
-                _log.error("the journal %s cannot be written any more: %s", self._path, problem.strerror)
+            _log.error("the journal %s cannot be written any more: %s", self._path, problem.strerror)
             self._failed = True
+            with contextlib.suppress(OSError):
+                _take_off_torn_line(self._path)
 
     def close(self) -> None:
         """Close the file."""
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _open(self) -> IO[str]:
-        return self._path.open("a", encoding="utf-8")
+    def _open(self) -> FileIO:
+        return FileIO(self._path, "a")
+
+
+def _take_off_torn_line(path: Path) -> None:
+    """Lines end where they end; what stands behind the last end was never whole."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end:
+            begin = max(0, end - BLOCK_BYTES)
+            file.seek(begin)
+            found = file.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                end = begin + found + 1
+                break
+            end = begin
+        if end < size:
+            file.truncate(end)
 
 
 def read(path: Path) -> Iterator[Begun | Step]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from fedsched.core.commands import AdoptJobs, AskPolicy, ExecutorCommand, Order, RewardSlot, SaveJob, StartJob
 from fedsched.core.decision import Decision
@@ -142,6 +145,52 @@ def test_a_full_disk_costs_the_record_and_nothing_else(caplog: pytest.LogCapture
     assert [line.message for line in caplog.records] == [
         "the journal /dev/full cannot be written any more: No space left on device"
     ]
+
+
+@given(kept=st.integers(min_value=0))
+def test_an_agent_that_comes_after_a_killed_one_writes_lines_of_its_own(
+    tmp_path_factory: pytest.TempPathFactory, kept: int
+) -> None:
+    """Behind a torn line the first of the next agent was lost, and with it all that the next agent did."""
+    path = tmp_path_factory.mktemp("torn") / "j"
+    loop, _, record = build(path)
+    drive(loop)
+    record.close()
+    before = list(journal.read(path))
+    whole = path.read_bytes()
+    kept %= len(whole) + 1
+    path.write_bytes(whole[:kept])
+
+    after = Journal(path)
+    after.append(SlotStarted(9.0, 9), [])
+    after.close()
+
+    assert list(journal.read(path))[:-1] == before[: whole[:kept].count(b"\n")]
+    assert [step.event for step in journal.steps(path)][-1] == SlotStarted(9.0, 9)
+
+
+@pytest.mark.parametrize("room", range(300, 420, 7))
+def test_a_journal_on_a_disk_that_fills_up_ends_with_a_whole_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    """What was recorded before must be of use, also where there is room again later: a gap cannot be repeated."""
+    record = Journal(tmp_path / "j")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        for slot in range(20):
+            record.append(SlotStarted(float(slot), slot), [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    record.append(SlotStarted(99.0, 99), [])
+    record.close()
+
+    text = (tmp_path / "j").read_text()
+    slots = [step.event.slot for step in journal.steps(tmp_path / "j") if isinstance(step.event, SlotStarted)]
+    assert text.endswith("\n")
+    assert slots == list(range(text.count("\n")))
+    assert 0 < len(slots) < 20
+    assert len(caplog.records) == 1
 
 
 def test_every_order_has_somebody_to_carry_it_out() -> None:

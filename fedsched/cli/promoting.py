@@ -124,12 +124,26 @@ def shadow(
 
 def diff(
     cluster: Annotated[str, typer.Argument(metavar="[CLUSTER]", help="All, if none is named.")] = "",
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal",
+            exists=True,
+            dir_okay=False,
+            help="An agent's journal.jsonl: compare --policy with what is recorded there.",
+        ),
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", help="The candidate, with --journal.")] = "dl2",
+    checkpoint: Checkpoint = "builtin",
     server: Server = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Compare candidates with what decides: usable answers, agreement, estimated worth, time to answer, verdict."""
-    with connect(server) as client:
-        found = client.comparisons(cluster)
+    if journal is not None:
+        found: tuple[Comparison, ...] = (_of_journal(journal, policy, checkpoint),)
+    else:
+        with connect(server) as client:
+            found = client.comparisons(cluster)
     if not emit(found, output, [f"cluster/{item.cluster}" for item in found]):
         table(
             (
@@ -139,6 +153,13 @@ def diff(
             [_row(item) for item in found],
             spare=("MS", "WORTH", "AGE"),
         )  # fmt: skip
+
+
+def _of_journal(journal: Path, policy: str, checkpoint: str) -> Comparison:
+    from fedsched.config import PolicyConfig, parse
+    from fedsched.sim.replaying import shadow as compare
+
+    return compare(journal, parse(PolicyConfig, {"name": policy, "checkpoint": checkpoint}, "the candidate"))
 
 
 def _row(item: Comparison) -> tuple[object, ...]:

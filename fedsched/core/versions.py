@@ -550,12 +550,10 @@ class Versions:
         shadow.count += 1
         shadow.cases = [*shadow.cases[-(rule.cases_max - 1) :], case]
         shadow.problem = case.problem or shadow.problem
-        if shadow.count <= rule.cases_max and due(shadow.count, rule):
-            shadow.verdict = accepts(
-                [_or_nan(each.active_worth) for each in shadow.cases],
-                [_or_nan(each.candidate_worth) for each in shadow.cases],
-                rule,
-            )
+        if shadow.count < rule.cases_min:
+            shadow.verdict = verdict_on(shadow.cases, rule)
+        elif shadow.count <= rule.cases_max and due(shadow.count, rule):
+            shadow.verdict = verdict_on(shadow.cases, rule)
             if shadow.candidate.promote and shadow.verdict.outcome is not Outcome.UNDECIDED:
                 return self._conclude(now_s, shadow)
         return [self._report(now_s)]
@@ -596,6 +594,13 @@ class Versions:
             replace(comparison, newest_s=now_s, running=running, cases=shadow.count, problem=shadow.problem),
             tuple(shadow.cases) if running else (),
         )
+
+
+def verdict_on(cases: Sequence[Case], rule: GateRule) -> Verdict:
+    """Whether the candidate does no harm, by what both were worth."""
+    return accepts(
+        [_or_nan(case.active_worth) for case in cases], [_or_nan(case.candidate_worth) for case in cases], rule
+    )
 
 
 def earlier(history: Sequence[Promotion]) -> Promotion | None:

@@ -38,7 +38,7 @@ from fedsched.core.rounds import (
     TimePassed,
 )
 from fedsched.core.speeds import UNIT, SpeedCell, SpeedStatistics, SpeedSums
-from fedsched.core.versions import AcceptRule
+from fedsched.core.versions import AcceptRule, Action
 from fedsched.federation.exchange import GradientReply, decline, heard, question_to, respond
 from fedsched.federation.loop import Combining, Gradients, RoundLoop, Version, Weights, combiner
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
@@ -580,6 +580,8 @@ def _part_of(member: Member, records: Sequence[RoundRecord]) -> ClusterRounds:
         missing=times[Absence.MISSING],
         why=tuple(sorted(reasons.items())),
         version=member.learning.version,
+        decides=member.policy.version,
+        accepted=sum(order.action is Action.ACCEPTED for order in member.versions.orders),
     )
 
 

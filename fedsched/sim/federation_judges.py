@@ -10,6 +10,7 @@ from fedsched.core.commands import Command
 from fedsched.core.events import Event, JobAssigned
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import Outcome, RoundRecord
+from fedsched.core.versions import Promotion, State
 from fedsched.federation.averaging import Update, norm
 from fedsched.federation.exchange import GradientReply
 from fedsched.federation.loop import Combining, Gradients, Version, combiner
@@ -184,3 +185,22 @@ def _classes_in(reply: GradientReply) -> set[str]:
         return {name for cell, _ in part_of(reply.gradients).statistics for name in (cell.job_type, cell.accelerator)}
     except ValueError:
         return set()  # It does not count, whatever it names.
+
+
+def judge_versions(cluster: ClusterName, orders: Sequence[Promotion], decides: int) -> None:
+    """At the end of a world: what decides is what was ordered last, and nothing is left undone.
+
+    Args:
+        orders: all that are kept, oldest first.
+        decides: version of the policy that decides.
+
+    Raises:
+        BrokenPromise: it is not so.
+    """
+    undone = [order for order in orders if order.state is State.PENDING]
+    active = [order for order in orders if order.state is State.ACTIVE]
+    if undone:
+        raise BrokenPromise(f"cluster {cluster} was to decide with {undone[0].version}, and nothing came of it")
+    if not active or active[-1].version.version != decides:
+        ordered = active[-1].version if active else "nothing"
+        raise BrokenPromise(f"cluster {cluster} decides with version {decides}; ordered was {ordered}")

@@ -21,7 +21,11 @@ class ClusterRounds:
     why: tuple[tuple[str, int], ...]
     """Reasons of those that did not count, and how often; numbers in them are left out, so that like reasons add up."""
     version: int
-    """That it runs in the end."""
+    """The newest that it has taken from the federation."""
+    decides: int = 0
+    """The one that decides in the end; an older one where newer ones were not accepted."""
+    accepted: int = 0
+    """Versions that it let decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class FederationResult:
                     "missing": one.missing,
                     "why": dict(one.why),
                     "version": one.version,
+                    "decides": one.decides,
+                    "accepted": one.accepted,
                 }
                 for one in self.clusters
             ],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from fedsched.config import LearningConfig, PolicyConfig
+from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
 from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName, JobId, stream
 from fedsched.federation.loop import Combining, Gradients, combiner
@@ -22,7 +22,7 @@ from fedsched.sim.cluster import Rules, Setup
 from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
 from fedsched.sim.federation import Federation, Member, Sharing, Taught, first_standing
 from fedsched.sim.federation_config import AwayConfig, FederationSectionConfig, LinkConfig, MemberConfig, SpoilConfig
-from fedsched.sim.federation_judges import FederationJudge
+from fedsched.sim.federation_judges import FederationJudge, judge_versions
 from fedsched.sim.federation_link import Errands
 from fedsched.sim.judges import Judges
 from fedsched.sim.ports import SimulatedJob
@@ -61,7 +61,16 @@ def draw_section(seed: int, clusters: tuple[str, ...], until_s: float) -> Federa
             memory=16 + int(draw() * 500),
             baseline="value" if draw() < 0.7 else "mean",
         ),
+        promotion=_draw_promotion(stream(seed, "swarm/promotion").random),
         seed=seed,
+    )
+
+
+def _draw_promotion(draw: Draw) -> PromotionConfig:
+    """Versions that decide at once, or are compared for a few slots first."""
+    least = 2 + int(draw() * 8)
+    return PromotionConfig(
+        accept="at_once" if draw() < 0.3 else "shadow", slots_min=least, slots_max=4 * least, margin=draw() * 0.2
     )
 
 
@@ -134,6 +143,8 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
     federation.join(Errands(world.clock), world.clusters)
     world.run()
     federation.close()
+    for member in members:
+        judge_versions(member.name, member.versions.orders, member.policy.version)
     judges.close(collector.jobs(world.clock.now_s), world.clock.now_s, submitted=len(coming))
     return f"{world.digest} {federation.loop.active.record.digest} {len(federation.records)}"
 

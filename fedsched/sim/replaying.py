@@ -7,17 +7,38 @@ command by command, and what the loop hands to its edges with what it must hand 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from fedsched.config import PolicyConfig
 from fedsched.core.commands import AskPolicy, Command, ExecutorCommand, Order, RewardSlot, SaveJob
-from fedsched.core.events import Event
+from fedsched.core.decision import Decision
+from fedsched.core.events import Event, PolicyDecided
+from fedsched.core.gate import GateRule
+from fedsched.core.ids import ClusterName
 from fedsched.core.invariants import BrokenInvariant
 from fedsched.core.job import IllegalTransition, JobStatus
 from fedsched.core.scheduler import Scheduler
+from fedsched.core.versions import (
+    AcceptRule,
+    Began,
+    Candidate,
+    Compared,
+    Comparison,
+    KeepComparison,
+    Named,
+    Version,
+    Versions,
+    verdict_on,
+)
 from fedsched.errors import Failed, InvalidInput
+from fedsched.policy.comparing import compare
+from fedsched.policy.registry import make
 from fedsched.runtime import journal
 from fedsched.runtime.codec import dumps
 from fedsched.runtime.journal import Begun, Step
@@ -130,6 +151,58 @@ def replay(path: Path, *, check: bool = True) -> Replayed:
             "name the journal of an agent of this version, with its older part (.old) beside it",
         )
     found.orders = edges.orders
+    return found
+
+
+def shadow(path: Path, config: PolicyConfig, *, cases_max: int = GateRule().cases_max) -> Comparison:
+    """Have a candidate decide what the journal's policy decided, as if it had run in its shadow.
+
+    Args:
+        config: of the candidate.
+        cases_max: slots that are compared, the newest ones.
+
+    Raises:
+        InvalidInput: the file is no journal, or holds no slot that the candidate could decide.
+        CorruptCheckpoint: the candidate's weights cannot be used.
+    """
+    slots = _decided(path)[-cases_max:]
+    if not slots:
+        raise InvalidInput(
+            f"{path} holds no slot in which a policy was asked for allocations, so there is nothing to compare",
+            "name the journal of an agent whose policy is no discipline, with some jobs in it",
+        )
+    policy = make(config)
+    cluster = next((entry.config.cluster for entry in _entries(path) if isinstance(entry, Begun)), ClusterName(""))
+    active = slots[-1][1]
+    core = Versions(cluster, AcceptRule(gate=GateRule(cases_max=cases_max)))
+    core.handle(Began(0.0, Version(active.policy, active.version)))
+    candidate = Candidate(Version(config.name, checkpoint=config.checkpoint), "replay", 0.0)
+    told = core.handle(Named(0.0, candidate))
+    for question, decision, took_s, time_s in slots:
+        case = compare(question, decision, took_s, policy, time.perf_counter)
+        told = core.handle(Compared(time_s, candidate, case))
+    kept = next(command for command in reversed(told) if isinstance(command, KeepComparison))
+    # Nobody waits for more slots: the verdict is on all that there are.
+    return replace(kept.comparison, verdict=verdict_on(kept.cases, GateRule()), running=False)
+
+
+def _decided(path: Path) -> list[tuple[AskPolicy, Decision, float, float]]:
+    """What was asked and answered, how long that took and when it was."""
+    found = []
+    asked: tuple[AskPolicy, float] | None = None
+    for entry in _entries(path):
+        if isinstance(entry, Begun):
+            asked = None
+            continue
+        event = entry.event
+        if isinstance(event, PolicyDecided) and asked is not None:
+            question, asked_s = asked
+            if event.decision.slot == question.observation.slot:
+                found.append((question, event.decision, event.time_s - asked_s, event.time_s))
+                asked = None
+        for command in entry.commands:
+            if isinstance(command, AskPolicy):
+                asked = None if command.ranks else (command, event.time_s)
     return found
 
 

@@ -18,14 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.cli.main import main
+from fedsched.config import PolicyConfig
 from fedsched.core.placement import TentativePlacement, place
 from fedsched.core.scheduler import Scheduler
 from fedsched.errors import FedschedError, InvalidInput
-from fedsched.sim.replaying import Differs, replay
+from fedsched.sim.replaying import Differs, replay, shadow
 
 HERE = Path(__file__).parent
 RECORDED = sorted(HERE.glob("*.jsonl"))
 DEMO = HERE / "demo_east.jsonl"
+RANKS = HERE / "ranks.jsonl"
 Line = dict[str, Any]
 
 
@@ -251,3 +253,16 @@ def test_the_command_says_identical_or_names_the_first_difference(
     assert said.startswith(f"[FS300] {path}:{number + 1}: command 1 of ")
     assert "differs after JobStarted at " in said
     assert "  recorded: SaveJob of job 1 with status.message ' or so'\n  replayed: SaveJob of job 1 with" in said
+
+
+def test_a_candidate_can_be_compared_with_what_a_journal_holds() -> None:
+    """Before it is let near a cluster, and with nothing but the cluster's own record."""
+    same = shadow(DEMO, PolicyConfig(name="drf"))
+    assert (same.cases, same.valid) == (same.valid, same.cases)
+    assert same.active.policy == "dl2"
+    assert not same.running
+    other = shadow(DEMO, PolicyConfig(name="constant", options={"workers": 1, "ps": 1}))
+    assert other.candidate_worth != same.candidate_worth
+    assert other.cases == same.cases
+    with pytest.raises(InvalidInput, match="holds no slot in which a policy was asked for allocations"):
+        shadow(RANKS, PolicyConfig(name="drf"))

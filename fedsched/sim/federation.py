@@ -570,6 +570,7 @@ def _part_of(member: Member, records: Sequence[RoundRecord]) -> ClusterRounds:
     for gone in absent:
         kind = _like(gone.why)
         reasons[kind] = reasons.get(kind, 0) + 1
+    orders = member.versions.orders if member.versions is not None else ()
     times = {absence: sum(gone.absence is absence for gone in absent) for absence in Absence}
     return ClusterRounds(
         cluster=member.name,
@@ -581,7 +582,7 @@ def _part_of(member: Member, records: Sequence[RoundRecord]) -> ClusterRounds:
         why=tuple(sorted(reasons.items())),
         version=member.learning.version,
         decides=member.policy.version,
-        accepted=sum(order.action is Action.ACCEPTED for order in member.versions.orders),
+        accepted=sum(order.action is Action.ACCEPTED for order in orders),
     )
 
 

@@ -144,6 +144,8 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
     world.run()
     federation.close()
     for member in members:
+        if member.versions is None:
+            continue  # what others have seen counts at once
         judge_versions(member.name, member.versions.orders, member.policy.version)
     judges.close(collector.jobs(world.clock.now_s), world.clock.now_s, submitted=len(coming))
     return f"{world.digest} {federation.loop.active.record.digest} {len(federation.records)}"

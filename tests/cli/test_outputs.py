@@ -22,7 +22,6 @@ WRITERS = {
     "train federated": "train federated one.yaml FILE --episodes 1 --validation-seeds 1",
     "train speeds": "train speeds one.yaml FILE --runs 1",
     "train set": "train set one.yaml FILE --lessons 0 --improvements 0 --teacher none",
-    "train set --best": "train set one.yaml ok --lessons 0 --improvements 0 --teacher none --best FILE",
     "train set --curve": "train set one.yaml ok --lessons 0 --improvements 0 --teacher none --curve FILE",
     "sim run --per-job": f"{SIMULATE} --per-job FILE",
     "sim run --parquet": f"{SIMULATE} --parquet FILE",
@@ -33,7 +32,7 @@ TRAININGS = {
     "train supervised": "train supervised FILE --steps 1 --scenarios 1 --held-out 1",
     **{name: words for name, words in WRITERS.items() if name.startswith("train ") and "--" not in name},
 }
-WEIGHTS = ["train supervised", "train online", "train federated", "train speeds", "train set", "train set --best"]
+WEIGHTS = ["train supervised", "train online", "train federated", "train speeds", "train set"]
 
 
 @pytest.fixture

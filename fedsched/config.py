@@ -25,6 +25,7 @@ from fedsched.core.cluster import Node
 from fedsched.core.gate import GateRule
 from fedsched.core.ids import NodeName
 from fedsched.core.resources import Resources
+from fedsched.core.rounds import RoundRules
 from fedsched.core.versions import AcceptRule
 from fedsched.errors import InvalidConfiguration
 from fedsched.policy import plugins
@@ -199,6 +200,9 @@ class RoundConfig(Tree):
     interval_s: float = Field(default=60.0, gt=0)
     quorum: int = Field(default=1, ge=1)
     """Fewest updates that make a round count."""
+    asked_max: int | None = Field(default=None, ge=1)
+    """Most clusters that one round asks, in turn; all unless it is given. With 1, and as many times the rounds, every
+    cluster's gradient is a step of its own: more steps from the same decisions, each of them less sure."""
     deadline_s: float = Field(default=10.0, gt=0)
     """After it the round closes with what has come."""
     batch_size: int = Field(default=256, ge=1)
@@ -212,6 +216,22 @@ class RoundConfig(Tree):
     """How gradients become one; the trimmed mean bears a few clusters that send nonsense."""
     trim_fraction: float = Field(default=0.2, ge=0, lt=0.5)
     """Share of the updates that the trimmed mean leaves out at either end of each coordinate."""
+
+    @model_validator(mode="after")
+    def _a_quorum_is_asked(self) -> RoundConfig:
+        if self.asked_max is not None and self.asked_max < self.quorum:
+            raise ValueError(f"asked_max is {self.asked_max}; it must be at least quorum ({self.quorum})")
+        return self
+
+    def rules(self, samples_min: int) -> RoundRules:
+        """The same for the core.
+
+        Args:
+            samples_min: that what is combined asks for.
+        """
+        return RoundRules(
+            self.interval_s, self.quorum, self.deadline_s, samples_min, self.norm_max, asked_max=self.asked_max
+        )
 
 
 class Waits(Tree):

@@ -30,7 +30,6 @@ from fedsched.core.rounds import (
     RejectUpdate,
     RequestUpdates,
     RoundRecord,
-    RoundRules,
     Rounds,
     TimePassed,
     UpdateArrived,
@@ -77,7 +76,7 @@ class Aggregator:
         rules = config.rounds
         samples_min = what.combining.samples_min(rules.samples_min)
         core = Rounds(
-            RoundRules(rules.interval_s, rules.quorum, rules.deadline_s, samples_min, rules.norm_max),
+            rules.rules(samples_min),
             policy=config.policy.name,
             version=standing.active.record.version,
             version_last=standing.version_last,

@@ -278,6 +278,9 @@ class RoundRules(Record, frozen=True):
     deadline_s: float
     samples_min: int
     norm_max: float
+    asked_max: int | None = None
+    """Most clusters that one round asks, those first that were asked longest ago; None: all. With 1 every gradient is a
+    step of its own, as in asynchronous actor-critic (A3C), which the paper's federation is."""
 
 
 class Member(Record, frozen=True):
@@ -349,6 +352,8 @@ class Rounds:
         self._first_pending = number_last == 0
         self._members: dict[ClusterName, Member] = {}
         self._terms: dict[ClusterName, int] = {}
+        self._asked_in: dict[ClusterName, int] = {}
+        """Number of the last round that asked each cluster; forgotten with the process, which costs fairness once."""
         self._open: OpenRound | None = None
 
     @property
@@ -420,8 +425,11 @@ class Rounds:
         ready = sum(1 for member in self._members.values() if member.samples >= self._rules.samples_min)
         self._first_pending = self._first_pending and ready < self._rules.quorum
         self._began_s = now_s
-        asked = tuple(sorted(self._members))
-        self._open = OpenRound(self._number_last + 1, self._version, asked, now_s)
+        number = self._number_last + 1
+        in_turn = sorted(self._members, key=lambda name: (self._asked_in.get(name, 0), name))
+        asked = tuple(sorted(in_turn[: self._rules.asked_max]))
+        self._asked_in.update(dict.fromkeys(asked, number))
+        self._open = OpenRound(number, self._version, asked, now_s)
         return [RequestUpdates(self._open.number, self._version, asked, self._rules.deadline_s)]
 
     def _receive(self, event: UpdateArrived) -> list[RoundCommand]:

@@ -33,7 +33,6 @@ from fedsched.core.rounds import (
     RejectUpdate,
     RequestUpdates,
     RoundRecord,
-    RoundRules,
     Rounds,
     TimePassed,
 )
@@ -414,7 +413,7 @@ class Federation:
         self._heard_s: dict[ClusterName, float] = {}
         self._offered_s: dict[ClusterName, float] = {}
         core = Rounds(
-            RoundRules(config.interval_s, config.quorum, config.deadline_s, self._samples_min, config.norm_max),
+            config.rules(self._samples_min),
             policy=standing.active.record.name,
             version=standing.active.record.version,
             version_last=standing.version_last,

@@ -65,7 +65,7 @@ class Recipe:
     validation_seeds: int = 2
     """Held-out runs of each look; 0: nobody looks."""
     look_slots: tuple[int, ...] = ()
-    """Also looked at is what was learnt after so many slots of the first run; federated trainings only."""
+    """Also looked at is what was learnt after so many slots of each cluster, within runs; federated trainings only."""
     learning: LearningConfig = field(default_factory=LearningConfig)
     learning_rate: float = 1e-4
     batch_size: int = 256
@@ -241,10 +241,10 @@ class Training:
         tell(row, state)
 
     def _early(self, slots: int, arrays: Sequence[Arrays], decided: Mapping[str, int]) -> dict[str, Any]:
-        """The log's row of a look at what was learnt after so many slots of the first run."""
+        """The log's row of a look at what was learnt after so many slots of the run that has just ended."""
         return {
             "episode": self.state.episodes,
-            "slots": sum(min(slots, own) for own in decided.values()),
+            "slots": sum(self.state.slots.values()) + sum(min(slots, own) for own in decided.values()),
             **self.look(self.by_cluster(arrays)),
         }
 
@@ -395,7 +395,8 @@ class _Federated:
         state = training.state
         self._school = School(dict(state.learners), list(state.standings), dict(state.deciding))
         seed = apart(state.episodes, training.recipe.seed)
-        self._look_slots = training.recipe.look_slots if not state.episodes else ()
+        before = round(sum(state.slots.values()) / len(experiment.clusters))
+        self._look_slots = [slots - before for slots in training.recipe.look_slots if slots > before]
         moments_s = [slots * experiment.slot_length_s for slots in self._look_slots]
         self._forming = Forming(
             experiment, seed, judged=False, moments_s=moments_s, school=self._school, first=training.first
@@ -422,8 +423,10 @@ class _Federated:
 
     @property
     def kept(self) -> tuple[tuple[int, list[Arrays]], ...]:
-        """By slots of this run, the weights that each federation had then."""
-        return tuple(zip(self._look_slots, self._school.album, strict=True))
+        """By slots of this run, the weights that each federation had then; nothing of slots that it did not have."""
+        length = max(self.slots.values())
+        times = zip(self._look_slots, self._school.album, strict=True)
+        return tuple((slots, arrays) for slots, arrays in times if slots < length)
 
     def keep(self) -> dict[str, float]:
         """Put what was learnt into the training's state; what is told of it."""

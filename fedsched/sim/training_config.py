@@ -50,7 +50,7 @@ class TrainingConfig(LessonConfig):
     look_every: int = Field(default=1, ge=1)
     """Runs between two looks at what has been learnt."""
     look_slots: tuple[int, ...] = ()
-    """Further looks after so many slots of the first run, for federations: much is learnt at first."""
+    """Further looks after so many slots of each cluster, for federations: much is learnt within a run at first."""
     look_seeds: int = Field(default=1, ge=1)
     """Further held-out runs for each look. They only show the way; what is judged is what the last run left."""
     quality_jct_slots: float | None = Field(default=None, gt=0)

@@ -38,7 +38,7 @@ from fedsched.core.rounds import (
 )
 from fedsched.runtime import codec
 
-EAST, NORTH, WEST = ClusterName("east"), ClusterName("north"), ClusterName("west")
+EAST, NORTH, SOUTH, WEST = (ClusterName(name) for name in ("east", "north", "south", "west"))
 RULES = RoundRules(interval_s=60, quorum=2, deadline_s=10, samples_min=32, norm_max=100)
 WEIGHTS = NewWeights("abc", "policies/dl2/000008.safetensors", 1000, "policies/dl2/000008.optimiser.safetensors", "def")
 
@@ -242,6 +242,29 @@ def test_rounds_keep_their_interval() -> None:
 
     assert core.handle(TimePassed(1119)) == []
     assert core.handle(TimePassed(1120)) == [RequestUpdates(5, 5, (EAST, WEST), 10)]
+
+
+def test_clusters_are_asked_in_turn_where_a_round_asks_only_some() -> None:
+    """None is asked again before all others were; one that joins, or joins again, is not forgotten."""
+    core = rounds(RoundRules(60, 1, 10, 32, 100, asked_max=2))
+    for cluster in (EAST, NORTH, WEST):
+        core.handle(joined(cluster))
+    asked = [held_round(core, 1060 + 60 * index) for index in range(3)]
+    assert asked == [(EAST, NORTH), (EAST, WEST), (EAST, NORTH)], "who was asked as long ago comes by name"
+    core.handle(MemberLeft(EAST))
+    core.handle(joined(SOUTH))
+    assert held_round(core, 1240) == (SOUTH, WEST), "a new one comes first, then who has waited longest"
+    core.handle(joined(EAST))
+    assert held_round(core, 1300) == (EAST, NORTH), "one that comes back has its old place"
+
+
+def held_round(core: Rounds, now_s: float) -> tuple[ClusterName, ...]:
+    """Who is asked in a round that nobody answers."""
+    (request,) = core.handle(TimePassed(now_s))
+    assert isinstance(request, RequestUpdates)
+    core.handle(DeadlinePassed(request.number, now_s + 10))
+    core.handle(RoundSaved(request.number))
+    return request.clusters
 
 
 def test_the_very_first_round_comes_as_soon_as_enough_agents_are_ready() -> None:

@@ -197,16 +197,16 @@ def test_an_album_holds_what_was_in_force_at_each_moment() -> None:
     assert [arrays["w"][0] for arrays in album.kept] == [2, 2, 3]
 
 
-def test_early_looks_lie_between_the_first_and_that_after_the_first_run() -> None:
+def test_looks_within_runs_lie_where_they_were_asked_for_and_change_nothing() -> None:
     plain = copy.deepcopy(THREE)
-    plain["training"] = {**TRAINING, "runs": 2, "look_slots": [1, 4, 10_000], "policies": {"dl2": {"together": 2}}}
+    plain["training"] = {**TRAINING, "runs": 2, "look_slots": [1, 4, 40, 10_000], "policies": {"dl2": {"together": 2}}}
     lesson = lessons_of("x", parse(ExperimentConfig, plain, "x"), ["dl2"])[0]
     taught_so = teach(lesson)
     assert not taught_so.problem
-    assert [look.runs for look in taught_so.looks] == [0, 0, 0, 0, 1, 2]
+    assert [look.runs for look in taught_so.looks] == [0, 0, 0, 1, 1, 2]
     assert [look.slots for look in taught_so.looks[:3]] == [0, 1, 4]
-    assert taught_so.looks[3].slots == taught_so.looks[4].slots, "a run ends before so many slots"
-    assert taught_so.looks[3].jct_slots == taught_so.looks[4].jct_slots
+    assert taught_so.looks[3].slots < taught_so.looks[4].slots < taught_so.looks[5].slots, "the third in the second run"
+    assert taught_so.looks[4].slots == pytest.approx(40, abs=3), "clusters' runs differ in length"
     without = {**plain["training"], "look_slots": []}
     (again, *_) = lessons_of("x", parse(ExperimentConfig, {**plain, "training": without}, "x"), ["dl2"])
     assert teach(again).looks[-1] == taught_so.looks[-1], "looking changes nothing"

@@ -1,4 +1,4 @@
-"""Commands about the policies that there are: policy list, show, merge. Others of the group are in `promoting`."""
+"""Commands about the policies that there are: policy list, show, merge; others of the group have files of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsched.cli import promoting
+from fedsched.cli.card import card
 from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, emit, moment, span, table
 
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("list")(list_policies)
     group.command()(show)
+    group.command()(card)
     group.command()(merge)
     promoting.register(group)
     app.add_typer(group, name="policy")

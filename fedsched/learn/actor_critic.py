@@ -39,7 +39,7 @@ PENDING_SLOTS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class BatchGradient:
     """What one cluster's experience says about given weights."""
 
     gradients: dict[str, Array]
@@ -132,7 +132,7 @@ class Learner:
         self._replay.add(ripe.samples, ripe.returns)
         self._recorded += len(ripe.samples)
 
-    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Update:
+    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> BatchGradient:
         """The gradient of both losses at these weights, over a batch drawn from memory.
 
         The same memory, weights and seed give the same gradient.
@@ -184,7 +184,7 @@ class Learner:
 
 def gradient_on(
     arrays: Arrays, batch: Batch, *, entropy_weight: float = ENTROPY_WEIGHT, baseline: float | None = None
-) -> tuple[Update, Array]:
+) -> tuple[BatchGradient, Array]:
     """The gradient over a given batch, and each transition's advantage.
 
     Args:
@@ -214,7 +214,7 @@ def gradient_on(
     (policy_loss + value_loss).backward()
 
     gradients = to_arrays({name: weight.grad for name, weight in weights.items() if weight.grad is not None})
-    update = Update(
+    update = BatchGradient(
         gradients,
         len(batch.actions),
         float(policy_loss.detach()),

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fedsched.core.commands import RewardSlot
 from fedsched.core.ids import stream
-from fedsched.learn.actor_critic import PENDING_SLOTS_MAX, Update
+from fedsched.learn.actor_critic import PENDING_SLOTS_MAX, BatchGradient
 from fedsched.learn.tensors import one_thread, parameters, to_arrays
 from fedsched.policy.learnable import Array, Arrays
 from fedsched.policy.set import (
@@ -346,7 +346,7 @@ class SetLearner:
             while self._size > self._capacity and len(self._lived) > 1:
                 self._size -= self._lived.popleft().size
 
-    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Update:
+    def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> BatchGradient:
         """The gradient at these weights over remembered slots with about `batch_size` jobs.
 
         The same memory, weights and seed give the same gradient.
@@ -435,7 +435,7 @@ def _unpacked(state: Mapping[str, NDArray[Any]]) -> list[Lived]:
     return lived
 
 
-def gradient_on(arrays: Arrays, lived: Sequence[Lived]) -> Update:
+def gradient_on(arrays: Arrays, lived: Sequence[Lived]) -> BatchGradient:
     """The loss's gradient with respect to every weight, over these slots."""
     with one_thread():
         weights = parameters(arrays)
@@ -443,7 +443,7 @@ def gradient_on(arrays: Arrays, lived: Sequence[Lived]) -> Update:
         loss = loss_on(weights, batch, advantages(weights, batch))
         loss.total.backward()  # type: ignore[no-untyped-call]
         gradients = to_arrays({name: weight.grad for name, weight in weights.items() if weight.grad is not None})
-    return Update(
+    return BatchGradient(
         gradients,
         len(batch.rewards),
         float(loss.policy.detach()),

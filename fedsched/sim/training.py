@@ -96,8 +96,11 @@ def warm_up(
     others = seed * SEED_STRIDE + HELD_OUT_OFFSET
     held_out_labels, teacher_jct_s = _watch(teacher, shape, others, plan.held_out)
     agreed = agreement(fitted.arrays, held_out_labels)
+    student = DL2(fitted.arrays, shape=shape, seed=seed)
+    student_jct_s = _average_jct_s(student, heuristic(teacher), others, plan.held_out)
     made: dict[str, str | int | float] = {
         "command": command,
+        "data": f"{plan.scenarios} clusters of 2 to 12 nodes, from seed {seed * SEED_STRIDE} on, 16 jobs each",
         "teacher": teacher,
         "seed": seed,
         "steps": plan.steps,
@@ -107,11 +110,12 @@ def warm_up(
         "first_loss": round(fitted.first_loss, 3),
         "last_loss": round(fitted.last_loss, 3),
         "agreement": round(agreed, 3),
+        "held_out": f"{plan.held_out} clusters drawn from seed {others} on",
+        "held_out_jct_s": round(student_jct_s, 2),
+        "held_out_jct_s_teacher": round(teacher_jct_s, 2),
         "numpy": version("numpy"),
         "torch": version("torch").split("+")[0],
     }
-    student = DL2(fitted.arrays, shape=shape, seed=seed)
-    student_jct_s = _average_jct_s(student, heuristic(teacher), others, plan.held_out)
     checkpoint = Checkpoint(fitted.arrays, shape, made)
     return WarmUp(checkpoint, len(labels), fitted.first_loss, fitted.last_loss, agreed, teacher_jct_s, student_jct_s)
 

@@ -1,0 +1,57 @@
+"""What files of weights and of statistics say of themselves: what made them, from what, how well they did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsched import yamlfile
+from fedsched.policy import checkpoint, speed_checkpoint
+from fedsched.policy.dl2 import DL2, Shape
+from fedsched.policy.registry import BUILTINS, LEARNED_SPEED
+from fedsched.policy.set import Set
+from fedsched.policy.set import Shape as SetShape
+
+SHIPPED = {**BUILTINS, LEARNED_SPEED: speed_checkpoint.BUILTIN}
+"""The files that ship with the package, by policy."""
+_FORMATS = {Shape.FORMAT: DL2.name, SetShape.FORMAT: Set.name, speed_checkpoint.FORMAT: LEARNED_SPEED}
+_COSTS = checkpoint.FOLDER / "costs.yaml"
+"""What it took to make the shipped files. It stands beside them because the same command makes the same bytes, and no
+two runs take the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Of one file, which is whole."""
+
+    policy: str
+    file: str
+    digest: str
+    size_bytes: int
+    made: Mapping[str, Any]
+    """Command, seeds, steps, results and more, as the training told them."""
+
+
+def read(path: Path) -> Card:
+    """The card of a file.
+
+    Raises:
+        CorruptCheckpoint: it cannot be read, is damaged, or is none of ours.
+    """
+    data = checkpoint.contents(path, "checkpoint", checkpoint.HINT)
+    found = _whole(data, str(path))
+    made = dict(found.made)
+    if path.parent == checkpoint.FOLDER:
+        made |= yamlfile.read(_COSTS)[path.name]
+    layout = speed_checkpoint.FORMAT if isinstance(found, speed_checkpoint.SpeedCheckpoint) else found.shape.FORMAT
+    return Card(_FORMATS[layout], str(path), found.digest, len(data), made)
+
+
+def _whole(data: bytes, origin: str) -> checkpoint.Checkpoint | speed_checkpoint.SpeedCheckpoint:
+    try:
+        of_speeds = checkpoint.unsealed(data)[1]["format"] == speed_checkpoint.FORMAT
+    except checkpoint.MALFORMED:
+        of_speeds = False  # told below, in full
+    return speed_checkpoint.from_bytes(data, origin) if of_speeds else checkpoint.from_bytes(data, origin)

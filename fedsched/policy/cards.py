@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsched import yamlfile
 from fedsched.policy import checkpoint, speed_checkpoint
 from fedsched.policy.dl2 import DL2, Shape
 from fedsched.policy.registry import BUILTINS, LEARNED_SPEED
@@ -17,9 +16,6 @@ from fedsched.policy.set import Shape as SetShape
 SHIPPED = {**BUILTINS, LEARNED_SPEED: speed_checkpoint.BUILTIN}
 """The files that ship with the package, by policy."""
 _FORMATS = {Shape.FORMAT: DL2.name, SetShape.FORMAT: Set.name, speed_checkpoint.FORMAT: LEARNED_SPEED}
-_COSTS = checkpoint.FOLDER / "costs.yaml"
-"""What it took to make the shipped files. It stands beside them because the same command makes the same bytes, and no
-two runs take the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,8 @@ class Card:
     digest: str
     size_bytes: int
     made: Mapping[str, Any]
-    """Command, seeds, steps, results and more, as the training told them."""
+    """Command, seeds, steps, results and more, as the training told them; what ships has been told its price, too: the
+    same command makes the same weights, but no two runs take the same time."""
 
 
 def read(path: Path) -> Card:
@@ -42,11 +39,8 @@ def read(path: Path) -> Card:
     """
     data = checkpoint.contents(path, "checkpoint", checkpoint.HINT)
     found = _whole(data, str(path))
-    made = dict(found.made)
-    if path.parent == checkpoint.FOLDER:
-        made |= yamlfile.read(_COSTS)[path.name]
     layout = speed_checkpoint.FORMAT if isinstance(found, speed_checkpoint.SpeedCheckpoint) else found.shape.FORMAT
-    return Card(_FORMATS[layout], str(path), found.digest, len(data), made)
+    return Card(_FORMATS[layout], str(path), found.digest, len(data), found.made)
 
 
 def _whole(data: bytes, origin: str) -> checkpoint.Checkpoint | speed_checkpoint.SpeedCheckpoint:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
+from fedsched.cli.teaching import Place, Restart, Resume, View, goes_on, look_around, shown, write_log
 
 if TYPE_CHECKING:
-    from fedsched.sim.set_training import Ground, Teaching, Trained
+    from fedsched.sim.set_training import Ground, Mark, Teaching
+    from fedsched.sim.training_state import Kept
 
 SHARE_MAX = 100
 """A cluster so many times as large as the declared one is certainly a mistake."""
@@ -25,7 +26,8 @@ def train_set(
         list[Path],
         typer.Argument(
             metavar="EXPERIMENT... FILE",
-            help="Whose jobs, speeds and first clusters, in turn, and the checkpoint file to write.",
+            help="Whose jobs, speeds and first clusters, in turn, and the checkpoint file to write; log and state lie "
+            "beside it.",
         ),
     ],
     teacher: Annotated[
@@ -49,21 +51,21 @@ def train_set(
         Path | None,
         typer.Option("--from", help="Weights to begin with, instead of ones that know nothing.", show_default=False),
     ] = None,
-    curve: Annotated[
-        Path | None, typer.Option(help="Also write the learning curve, as CSV.", show_default=False)
-    ] = None,
+    resume: Resume = False,
+    restart: Restart = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Train the policy `set`: imitate a teacher, then improve on what its own decisions bring.
 
-    The same options give the same file. Improvement goes back where other clusters than those trained on say that it
+    The same options give the same file, also when it was interrupted and resumed; imitation that was interrupted begins
+    anew. Improvement goes back where other clusters than those trained on say that it
     did no good, so the last weights are the best ones.
     """
     from fedsched.errors import InvalidInput
-    from fedsched.files import refuse_clashes, write_all, write_whole
+    from fedsched.files import alone
     from fedsched.policy import registry
-    from fedsched.policy.checkpoint import refuse_bad_places
     from fedsched.policy.set import SetOptions
+    from fedsched.sim import training_state
     from fedsched.sim.experiment import files_of, load_experiment
     from fedsched.sim.set_training import Ground, Plan, train
 
@@ -78,8 +80,8 @@ def train_set(
     read += filter(None, [source])
     if teacher_checkpoint not in ("scratch", "builtin"):
         read.append(Path(teacher_checkpoint))
-    refuse_clashes([*read, file], filter(None, [curve]))
-    refuse_bad_places(read, [file])
+    place = Place(file)
+    look_around(place, read)
 
     def tell(line: str) -> None:
         typer.echo(line, err=True)
@@ -90,7 +92,6 @@ def train_set(
     ]
     plan = Plan(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
     first = None if source is None else registry.weights("set", str(source))
-    teaching = _teaching(grounds, teacher, teacher_checkpoint, tell)
     command = (
         f"fedsched train set {' '.join(experiment.name for experiment in experiments)} FILE"
         f"{''.join(f' --sizes {text}' for text in sizes or [])} --teacher {teacher} "
@@ -98,21 +99,47 @@ def train_set(
     )
     if source is not None:
         command += f" --from {source.name}"
-    result = train(
-        grounds,
-        plan,
-        teacher=teaching,
-        options=SetOptions(),
-        command=command,
-        first=None if first is None else first.arrays,
-        tell=tell,
-    )
-    writes = [partial(result.checkpoint.save, file)]
-    if curve is not None:
-        writes.append(partial(write_whole, curve, _as_csv(result)))
-    write_all(*writes)
+    recipe = {
+        **asdict(plan),
+        "teacher": teacher,
+        "what the teacher knows": _digest(teacher_checkpoint),
+        "digest of the first weights": None if first is None else first.digest,
+        "sizes": [list(part) for part in shares],
+        **{
+            f"experiment {number}": load_experiment(one).model_dump(mode="json")
+            for number, one in enumerate(experiments)
+        },
+    }
+    cases = [case for ground in grounds for case in ground.cases]
+    with alone(place.state):
+        on = goes_on(place, resume=resume, restart=restart)
+        begun = training_state.load(place.state, recipe) if on else None
+        teaching = _teaching(grounds, teacher, teacher_checkpoint, tell) if begun is None else None
+        looks = 2 + -(-improvements // plan.check_every) * 2  # at most: after a step back the old weights count again
+        with shown(_view(cases), looks, 0 if begun is None else len(begun.rest["curve"])) as show:
+
+            def keep(kept: Kept, curve: Sequence[Mark]) -> None:
+                kept.save(place.state)
+                rows = _rows(cases, curve)
+                write_log(place.log, rows)
+                show(rows)
+
+            result = train(
+                grounds,
+                plan,
+                teacher=teaching,
+                options=SetOptions(),
+                command=command,
+                first=None if first is None else first.arrays,
+                recipe=recipe,
+                begun=begun,
+                keep=keep,
+                tell=tell,
+            )
+        result.checkpoint.save(file)
     values = {
         "file": str(file),
+        "log": str(place.log),
         "digest": result.checkpoint.digest,
         "slots": result.curve[-1].slots,
         "cpu_s": round(result.curve[-1].cpu_s, 1),
@@ -122,6 +149,24 @@ def train_set(
     }
     if not emit(values, output, [str(file)]):
         table(("SET AFTER TRAINING", ""), list(values.items()))
+
+
+def _view(cases: Sequence[str]) -> View:
+    jcts = {f"JCT {case}": f"jct_slots_{case.replace(' ', '_')}" for case in cases}
+    return View(
+        {"LOOK": "look", "STAGE": "stage", "SLOTS": "slots", "SCORE": "score", **jcts},
+        curve="score",
+        about="geometric mean of validation JCTs, in slots",
+        done="look",
+        spare=tuple(jcts)[::-1],
+    )
+
+
+def _digest(checkpoint: str) -> str:
+    """What tells whether it is still the same."""
+    if checkpoint in ("scratch", "builtin"):
+        return checkpoint
+    return hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest()
 
 
 def _sizes(texts: Sequence[str], experiments: int) -> list[tuple[float, ...]]:
@@ -169,10 +214,18 @@ def _teaching(grounds: Sequence[Ground], teacher: str, checkpoint: str, tell: Ca
     return lambda _: registry.make(config)
 
 
-def _as_csv(result: Trained) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["stage", "slots", "cpu_s", *(f"jct_slots_{case.replace(' ', '_')}" for case in result.cases)])
-    for mark in result.curve:
-        writer.writerow([mark.stage, mark.slots, round(mark.cpu_s, 1), *(round(jct, 4) for jct in mark.jct_slots)])
-    return text.getvalue().encode()
+def _rows(cases: Sequence[str], curve: Sequence[Mark]) -> list[dict[str, Any]]:
+    """The log; it holds no time of the processor's, so it is the same each time."""
+    return [
+        {
+            "look": number,
+            "stage": mark.stage,
+            "slots": mark.slots,
+            "score": mark.score,
+            **{
+                f"jct_slots_{case.replace(' ', '_')}": round(jct, 4)
+                for case, jct in zip(cases, mark.jct_slots, strict=True)
+            },
+        }
+        for number, mark in enumerate(curve, start=1)
+    ]

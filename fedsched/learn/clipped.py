@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fedsched.core.commands import RewardSlot
 from fedsched.core.ids import stream
 from fedsched.learn.actor_critic import PENDING_SLOTS_MAX, BatchGradient
-from fedsched.learn.tensors import one_thread, parameters, to_arrays
+from fedsched.learn.tensors import adam_state, one_thread, parameters, restore_adam, to_arrays
 from fedsched.policy.learnable import Array, Arrays
 from fedsched.policy.set import (
     Choice,
@@ -497,6 +497,21 @@ class Improver:
         """Go on from these weights, with another learning rate and without the optimiser's momentum."""
         self._weights = parameters(arrays)
         self._optimiser = _adam(self._weights, learning_rate)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that the next steps depend on but for the learning rate, by name."""
+        return {
+            **{f"weights/{name}": array for name, array in self.arrays().items()},
+            **adam_state(self._optimiser),
+            "random": self._random.get_state().numpy().copy(),
+        }
+
+    def restore(self, state: Mapping[str, NDArray[Any]], learning_rate: float) -> None:
+        """Go on from what `state` gave."""
+        arrays = {name.removeprefix("weights/"): a for name, a in state.items() if name.startswith("weights/")}
+        self.go_back(arrays, learning_rate)
+        restore_adam(self._optimiser, state)
+        self._random.set_state(torch.tensor(state["random"]))
 
     def fit_values(self, lived: Sequence[Lived], *, passes: int = 3, parts: int = 8) -> None:
         """Teach the value network alone what to expect of the present policy, at its own pace."""

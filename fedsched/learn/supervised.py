@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fedsched.core.decision import Budget, Decision, Observation, Policy
 from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation
-from fedsched.learn.tensors import one_thread, parameters, to_arrays
+from fedsched.learn.tensors import adam_state, one_thread, parameters, restore_adam, to_arrays
 from fedsched.policy.dl2 import BUNDLE, KINDS, PS, WORKER, Shape, Window, features, forward
 from fedsched.policy.learnable import Array, Arrays
 
@@ -234,26 +234,16 @@ class Fit:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All that the next steps depend on, by name."""
-        moments = self._optimiser.state_dict()["state"]
         return {
             **{f"weights/{name}": tensor.detach().numpy().copy() for name, tensor in self._weights.items()},
-            **{
-                f"adam/{index}/{name}": tensor.numpy().copy()
-                for index, of_one in moments.items()
-                for name, tensor in of_one.items()
-            },
+            **adam_state(self._optimiser),
             "losses": np.array(self.losses),
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from what `state` gave."""
         self._begin({name.removeprefix("weights/"): a for name, a in state.items() if name.startswith("weights/")})
-        moments: dict[int, dict[str, torch.Tensor]] = {}
-        for key, array in state.items():
-            if key.startswith("adam/"):
-                _, index, name = key.split("/")
-                moments.setdefault(int(index), {})[name] = torch.tensor(array)
-        self._optimiser.load_state_dict({**self._optimiser.state_dict(), "state": moments})
+        restore_adam(self._optimiser, state)
         self.losses = [float(loss) for loss in state["losses"]]
         for _ in self.losses:
             self._batch()  # the draws of the steps that are done

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedsched.policy.learnable import Array, Arrays
 
@@ -19,6 +21,25 @@ def parameters(arrays: Arrays, dtype: torch.dtype = torch.float32) -> dict[str, 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """Copies that torch does not touch any more."""
     return {name: tensor.detach().numpy().astype(np.float32) for name, tensor in tensors.items()}
+
+
+def adam_state(optimiser: torch.optim.Adam) -> dict[str, NDArray[Any]]:
+    """The moments, by names that begin with `adam/`."""
+    return {
+        f"adam/{index}/{name}": tensor.numpy().copy()
+        for index, moments in optimiser.state_dict()["state"].items()
+        for name, tensor in moments.items()
+    }
+
+
+def restore_adam(optimiser: torch.optim.Adam, state: Mapping[str, NDArray[Any]]) -> None:
+    """Go on from the moments that `adam_state` gave."""
+    moments: dict[int, dict[str, torch.Tensor]] = {}
+    for key, array in state.items():
+        if key.startswith("adam/"):
+            _, index, name = key.split("/")
+            moments.setdefault(int(index), {})[name] = torch.tensor(array)
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
 
 
 @contextmanager

@@ -25,16 +25,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import pairwise
 from random import Random
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fedsched.core.decision import Policy
+from fedsched.core.commands import RewardSlot
+from fedsched.core.decision import Decision, Policy
 from fedsched.core.ids import JobId, stream
+from fedsched.core.job import Allocation
 from fedsched.core.resources import Resources, total
 from fedsched.learn.clipped import Improved, Improver, Lived, Paces
 from fedsched.learn.imitation import Lesson, imitate, lesson
@@ -44,6 +49,7 @@ from fedsched.policy.set import UNKNOWN, Set, SetOptions, Shape, initial
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.fluid import Fluid, Pool
 from fedsched.sim.ports import SpeedModel, Workload
+from fedsched.sim.training_state import Kept, under
 
 Tell = Callable[[str], None]
 SEED_STRIDE = 1_000_000
@@ -91,6 +97,11 @@ class Ground:
         """A cluster to train on: its size is drawn evenly by its logarithm, with a number from 0 to 1."""
         low, high = (math.log(share) for share in (BEYOND[0] * min(self.sizes), BEYOND[1] * max(self.sizes)))
         return self.part(math.exp(low + (high - low) * chance))
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """Names of the clusters that training is judged on."""
+        return tuple(_case(self, share) for share in self.sizes)
 
     def jct_slots(self, share: float, seed: int, policy: Policy) -> float:
         """Average completion time of the jobs of this seed on so much of the cluster, in slots."""
@@ -152,6 +163,12 @@ class Trained:
     curve: tuple[Mark, ...]
 
 
+Keep = Callable[[Kept, Sequence[Mark]], None]
+"""Hears of all that the training goes on from, and of its curve so far."""
+Drawn = tuple[Any, ...]
+"""State of a stream of chance."""
+
+
 def train(
     grounds: Sequence[Ground],
     plan: Plan,
@@ -160,6 +177,9 @@ def train(
     options: SetOptions,
     command: str,
     first: Arrays | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    begun: Kept | None = None,
+    keep: Keep = lambda kept, curve: None,
     tell: Tell = lambda _: None,
 ) -> Trained:
     """Train and judge. The same arguments give the same checkpoints, byte for byte.
@@ -172,9 +192,12 @@ def train(
         command: what a user types for this; it goes into the checkpoint.
         first: weights to begin with. With those that an imitation of this seed ended with, improvement alone gives
             the same as imitation and improvement in one go.
+        recipe: all that decides what is made, as plain data; it goes into what is kept.
+        begun: where an interrupted training goes on from. Within imitation there is no such place: that begins anew.
+        keep: hears of every point of the curve.
         tell: hears how it goes.
     """
-    return _Training(grounds, plan, options, tell).run(teacher, command, first)
+    return _Training(grounds, plan, options, tell, recipe or {}, keep).run(teacher, command, first, begun)
 
 
 def speed_teacher(grounds: Sequence[Ground], tell: Tell = lambda _: None) -> Teaching:
@@ -206,12 +229,41 @@ def _case(ground: Ground, share: float) -> str:
 
 
 class _Episode:
-    """One cluster with its jobs, its teacher and the paces of its ground."""
+    """One cluster with its jobs, its teacher and the paces of its ground.
 
-    def __init__(self, fluid: Fluid, teacher: Policy | None, paces: Paces) -> None:
+    What was drawn for it, and what it has lived through, is all that it takes to have it again.
+    """
+
+    def __init__(self, number: int, chance: Drawn, fluid: Fluid, teacher: Policy | None, paces: Paces) -> None:
+        self.number = number
+        self.chance = chance
         self.fluid = fluid
         self.teacher = teacher
         self.paces = paces
+        self.lived: list[Decision] = []
+
+    def live_through(self, decision: Decision) -> RewardSlot:
+        """Give the jobs what was decided, and let the slot pass."""
+        self.lived.append(decision)
+        return self.fluid.live_through(decision)
+
+
+@dataclass(slots=True)
+class _Improving:
+    """How far improvement is."""
+
+    lessons: int
+    """Of the imitation before it."""
+    arrays: dict[str, Array]
+    """The best weights so far."""
+    mark: Mark
+    """Theirs."""
+    rate: float
+    number: int = 0
+    """Improvements that are done."""
+    improver: Improver | None = None
+    """None: not begun."""
+    episodes: list[_Episode] = field(default_factory=list)
 
 
 @dataclass
@@ -220,6 +272,8 @@ class _Training:
     plan: Plan
     options: SetOptions
     tell: Tell
+    recipe: Mapping[str, Any]
+    keep: Keep
     slots: int = 0
     curve: list[Mark] = field(default_factory=list)
 
@@ -231,34 +285,41 @@ class _Training:
         self._drawn = 0
         self._cases = [(ground, share) for ground in self.grounds for share in ground.sizes]
 
-    def run(self, teacher: Teaching | None, command: str, first: Arrays | None) -> Trained:
+    def run(self, teacher: Teaching | None, command: str, first: Arrays | None, begun: Kept | None) -> Trained:
         plan = self.plan
-        improver = Improver(first or initial(self._shape, plan.seed), learning_rate=plan.imitation_rate, seed=plan.seed)
-        lessons = (
-            self._imitate(improver, teacher, begin_with_teacher=first is None)
-            if teacher is not None and plan.lessons
-            else 0
-        )
-        arrays = improver.arrays()
-        mark = self._mark("imitation" if lessons else "start", arrays)
+        if begun is None:
+            at = self._imitated(teacher, first)
+            self._save(at)
+        else:
+            at = self._again(begun)
         if plan.improvements:
-            arrays = self._improve(arrays, mark)
+            self._improve(at)
         made: dict[str, str | int | float] = {
             "command": command,
             "seed": plan.seed,
-            "lessons": lessons,
+            "lessons": at.lessons,
             "slots": self.slots,
             "torch": version("torch").split("+")[0],
             "numpy": version("numpy"),
         }
-        cases = tuple(_case(ground, share) for ground, share in self._cases)
+        cases = tuple(case for ground in self.grounds for case in ground.cases)
         return Trained(
-            Checkpoint(arrays, self._shape, {**made, **_told(cases, self.curve[-1])}),
+            Checkpoint(at.arrays, self._shape, {**made, **_told(cases, self.curve[-1])}),
             cases,
             tuple(self.curve),
         )
 
     # --- imitation
+
+    def _imitated(self, teacher: Teaching | None, first: Arrays | None) -> _Improving:
+        """Weights that imitate the teacher, if there is one."""
+        plan, lessons = self.plan, 0
+        improver = Improver(first or initial(self._shape, plan.seed), learning_rate=plan.imitation_rate, seed=plan.seed)
+        if teacher is not None and plan.lessons:
+            lessons = self._imitate(improver, teacher, begin_with_teacher=first is None)
+        arrays = improver.arrays()
+        mark = self._mark("imitation" if lessons else "start", arrays)
+        return _Improving(lessons, arrays, mark, plan.improvement_rate)
 
     def _imitate(self, improver: Improver, teacher: Teaching, *, begin_with_teacher: bool) -> int:
         """The student decides, but for the first round of one that knows nothing; the teacher comments on all slots."""
@@ -283,30 +344,37 @@ class _Training:
 
     # --- improvement
 
-    def _improve(self, arrays: dict[str, Array], mark: Mark) -> dict[str, Array]:
-        """Better weights, or these, which have this mark."""
-        plan, rate = self.plan, self.plan.improvement_rate
-        improver = Improver(arrays, learning_rate=rate, seed=plan.seed)
+    def _improve(self, at: _Improving) -> None:
+        """Find better weights, or stay with these."""
+        plan = self.plan
+        improver = at.improver = at.improver or self._warmed_up(at)
+        for number in range(at.number + 1, plan.improvements + 1):
+            report = improver.improve(self._live(at.episodes, improver.arrays(), plan.value_warm_up + number))
+            if number % plan.check_every and number < plan.improvements:
+                continue
+            now = self._mark(f"improvement {number}", improver.arrays(), report)
+            if now.score < at.mark.score:
+                at.mark, at.arrays = now, improver.arrays()
+            else:
+                at.rate /= 2
+                self.tell(f"no better: back to the weights of {at.mark.stage}, at rate {at.rate:.1e}")
+                improver.go_back(at.arrays, at.rate)
+                self.curve.append(at.mark)
+            at.number = number
+            self._save(at)
+
+    def _warmed_up(self, at: _Improving) -> Improver:
+        """Before the first improvement: clusters to live in, and values that know what to expect in them."""
+        plan = self.plan
+        improver = Improver(at.arrays, learning_rate=at.rate, seed=plan.seed)
         self._chance, self._drawn = stream(plan.seed, "set/improvement"), IMPROVEMENT_DRAWS
         with torch.no_grad():
             # As wide as at first: narrow urgencies make steep gradients, which did harm in every run.
             improver.weights["policy.urgency.deviation"].fill_(0.0)
-        episodes = [self._episode(None) for _ in range(plan.environments)]
+        at.episodes += [self._episode(None) for _ in range(plan.environments)]
         for number in range(plan.value_warm_up):
-            improver.fit_values(self._live(episodes, improver.arrays(), number))
-        for number in range(1, plan.improvements + 1):
-            report = improver.improve(self._live(episodes, improver.arrays(), plan.value_warm_up + number))
-            if number % plan.check_every and number < plan.improvements:
-                continue
-            now = self._mark(f"improvement {number}", improver.arrays(), report)
-            if now.score < mark.score:
-                mark, arrays = now, improver.arrays()
-                continue
-            rate /= 2
-            self.tell(f"no better: back to the weights of {mark.stage}, at rate {rate:.1e}")
-            improver.go_back(arrays, rate)
-            self.curve.append(mark)
-        return arrays
+            improver.fit_values(self._live(at.episodes, improver.arrays(), number))
+        return improver
 
     def _live(self, episodes: list[_Episode], arrays: dict[str, Array], number: int) -> list[Lived]:
         """The policy decides the next slots of all clusters, exploring."""
@@ -321,7 +389,7 @@ class _Training:
                 observation = episode.fluid.observe()
                 decision = policy.decide(observation, Pool(observation))
                 (sample,) = policy.last_trace()
-                reward = episode.fluid.live_through(decision)
+                reward = episode.live_through(decision)
                 lived.append(Lived(sample, episode.paces.rewards(sample, dict(reward.progress))))
         self.slots += plan.environments * plan.slots
         return lived
@@ -329,15 +397,20 @@ class _Training:
     # --- parts
 
     def _episode(self, teacher: Teaching | None) -> _Episode:
-        """The next cluster: a drawn size, the next jobs, some of them shown without their type."""
+        """The next cluster."""
         self._drawn += 1
-        seed = TRAINING_SEEDS + self.plan.seed * SEED_STRIDE + self._drawn
-        ground = self.grounds[self._drawn % len(self.grounds)]
-        capacity = ground.drawn(self._chance.random())
+        return self._cluster(self._drawn, self._chance, teacher)
+
+    def _cluster(self, number: int, chance: Random, teacher: Teaching | None) -> _Episode:
+        """A drawn size, the jobs of this number, some of them shown without their type."""
+        before = chance.getstate()
+        seed = TRAINING_SEEDS + self.plan.seed * SEED_STRIDE + number
+        ground = self.grounds[number % len(self.grounds)]
+        capacity = ground.drawn(chance.random())
         jobs = list(ground.workload.draw(seed))
-        hidden: dict[JobId, str] = {job.spec.job_id: UNKNOWN for job in jobs if self._chance.random() < HIDDEN_SHARE}
+        hidden: dict[JobId, str] = {job.spec.job_id: UNKNOWN for job in jobs if chance.random() < HIDDEN_SHARE}
         fluid = Fluid(capacity, jobs, ground.speeds, ground.slot_length_s, shown=hidden)
-        return _Episode(fluid, teacher(ground) if teacher is not None else None, self._paces[ground])
+        return _Episode(number, before, fluid, teacher(ground) if teacher is not None else None, self._paces[ground])
 
     def _policy(self, arrays: dict[str, Array], seed: int, *, explore: bool) -> Set:
         return Set(arrays, shape=self._shape, seed=seed, explore=explore, options=self.options)
@@ -358,6 +431,53 @@ class _Training:
         )
         return mark
 
+    # --- what is kept
+
+    def _save(self, at: _Improving) -> None:
+        arrays = {f"best/{name}": array for name, array in at.arrays.items()}
+        arrays["chance"] = _words(self._chance.getstate())
+        for index, ground in enumerate(self.grounds):
+            arrays.update({f"paces.{index}/{name}": array for name, array in self._paces[ground].state().items()})
+        if at.improver is not None:
+            arrays.update({f"now/{name}": array for name, array in at.improver.state().items()})
+        arrays.update({f"episode.{index}": _words(one.chance) for index, one in enumerate(at.episodes)})
+        rest = {
+            "lessons": at.lessons,
+            "mark": asdict(at.mark),
+            "rate": at.rate,
+            "number": at.number,
+            "slots": self.slots,
+            "drawn": self._drawn,
+            "cpu_s": time.process_time() - self._begun_s,
+            "curve": [asdict(mark) for mark in self.curve],
+            "episodes": [{"number": one.number, "lived": [_plain(each) for each in one.lived]} for one in at.episodes],
+        }
+        self.keep(Kept(self.recipe, arrays, rest), self.curve)
+
+    def _again(self, kept: Kept) -> _Improving:
+        """Where a training was when this was kept; its clusters live once more through what was decided in them."""
+        arrays, rest = kept.arrays, kept.rest
+        self._chance.setstate(_state(arrays["chance"]))
+        self._drawn, self.slots = rest["drawn"], rest["slots"]
+        self._begun_s -= rest["cpu_s"]
+        self.curve += [_mark_of(mark) for mark in rest["curve"]]
+        for index, ground in enumerate(self.grounds):
+            self._paces[ground].restore(under(arrays, f"paces.{index}/"))
+        at = _Improving(rest["lessons"], under(arrays, "best/"), _mark_of(rest["mark"]), rest["rate"], rest["number"])
+        now = under(arrays, "now/")
+        if now:
+            at.improver = Improver(at.arrays, learning_rate=at.rate, seed=self.plan.seed)
+            at.improver.restore(now, at.rate)
+        for index, told in enumerate(rest["episodes"]):
+            chance = Random()
+            chance.setstate(_state(arrays[f"episode.{index}"]))
+            episode = self._cluster(told["number"], chance, None)
+            for allocations in told["lived"]:
+                slot = episode.fluid.observe().slot
+                episode.live_through(_decision(slot, allocations))
+            at.episodes.append(episode)
+        return at
+
     def _cpu(self) -> str:
         return f"{time.process_time() - self._begun_s:.0f} s CPU"
 
@@ -369,7 +489,7 @@ def _taught(episode: _Episode, student: Set, *, teacher_decides: bool) -> Lesson
     decision = student.decide(observation, Pool(observation))
     (sample,) = student.last_trace()
     taught = episode.teacher.decide(observation, Pool(observation))
-    episode.fluid.live_through(taught if teacher_decides else decision)
+    episode.live_through(taught if teacher_decides else decision)
     return lesson(sample, dict(taught.allocations))
 
 
@@ -377,3 +497,24 @@ def _told(cases: Sequence[str], mark: Mark) -> dict[str, str]:
     """A point of the curve for the checkpoint's story."""
     told = (f"{case}: {jct:.2f}" for case, jct in zip(cases, mark.jct_slots, strict=True))
     return {"stage": mark.stage, "validation_jct_slots": ", ".join(told)}
+
+
+def _words(state: Drawn) -> NDArray[Any]:
+    """State of a stream as an array."""
+    return np.array(state[1], dtype=np.uint32)
+
+
+def _state(words: NDArray[Any]) -> Drawn:
+    return (Random.VERSION, tuple(words.tolist()), None)
+
+
+def _mark_of(plain: Mapping[str, Any]) -> Mark:
+    return Mark(plain["stage"], plain["slots"], plain["cpu_s"], tuple(plain["jct_slots"]))
+
+
+def _plain(decision: Decision) -> list[tuple[str, int, int]]:
+    return [(job_id, allocation.workers, allocation.ps) for job_id, allocation in decision.allocations]
+
+
+def _decision(slot: int, plain: Sequence[tuple[str, int, int]]) -> Decision:
+    return Decision(slot, tuple((JobId(job_id), Allocation(workers, ps)) for job_id, workers, ps in plain), Set.name)

@@ -22,7 +22,6 @@ WRITERS = {
     "train federated": "train federated one.yaml FILE --episodes 1 --validation-seeds 1",
     "train speeds": "train speeds one.yaml FILE --runs 1",
     "train set": "train set one.yaml FILE --lessons 0 --improvements 0 --teacher none",
-    "train set --curve": "train set one.yaml ok --lessons 0 --improvements 0 --teacher none --curve FILE",
     "sim run --per-job": f"{SIMULATE} --per-job FILE",
     "sim run --parquet": f"{SIMULATE} --parquet FILE",
     "sim run --html": f"{SIMULATE} --html FILE",
@@ -93,7 +92,7 @@ def test_weights_are_never_written_over_what_are_none(run: Run, folder: Path, co
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("command", sorted(set(TRAININGS) - {"train set"}))
+@pytest.mark.parametrize("command", sorted(TRAININGS))
 @pytest.mark.usefixtures("folder")
 def test_a_training_does_not_put_its_log_and_state_beside_a_device(run: Run, command: str) -> None:
     """They would lie in /dev, or nowhere."""

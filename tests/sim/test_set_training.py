@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fedsched.policy import checkpoint, plugins
 from fedsched.policy.learnable import Arrays
 from fedsched.policy.oracle_greedy import OracleGreedy
 from fedsched.policy.set import SetOptions
+from fedsched.sim import training_state
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.set_training import Ground, Plan, Trained, speed_teacher, train
 from fedsched.sim.speeds.config import AnalyticConfig
@@ -95,6 +97,42 @@ def test_several_workloads_are_trained_on_in_turn_and_each_is_judged_at_its_own_
     assert told.endswith(f"crowded at 0.5: {half:.2f}, crowded at 0.25: {quarter:.2f}")
 
 
+def test_a_training_goes_on_from_every_place_where_it_was_kept_to_the_same_bytes() -> None:
+    """It may have been killed anywhere; an hour of work must not be lost, and what comes out must not depend on it."""
+    plan, drf = replace(TINY, improvements=5, environments=3), lambda ground: plugins.make("drf", {})
+    kept: list[bytes] = []
+    whole = train(
+        [GROUND],
+        plan,
+        teacher=drf,
+        options=SetOptions(),
+        command="here",
+        recipe=asdict(plan),
+        keep=lambda state, curve: kept.append(state.to_bytes()),
+    )
+    assert len(kept) == 4, "after imitation and after each look"
+    with tempfile.TemporaryDirectory() as folder:
+        for number, data in enumerate(kept):
+            file = Path(folder) / "state"
+            file.write_bytes(data)
+            begun = training_state.load(file, asdict(plan))
+            told: list[str] = []
+            again = train(
+                [GROUND],
+                plan,
+                teacher=None,
+                options=SetOptions(),
+                command="here",
+                recipe=asdict(plan),
+                begun=begun,
+                tell=told.append,
+            )
+            assert again.checkpoint.to_bytes() == whole.checkpoint.to_bytes()
+            looks = [(mark.stage, mark.slots, mark.jct_slots) for mark in again.curve]
+            assert looks == [(mark.stage, mark.slots, mark.jct_slots) for mark in whole.curve]
+            assert sum(line.startswith("improvement") for line in told) == 3 - number
+
+
 EXPERIMENT = """
 clusters: [{name: small, nodes: [{name: n, cpus: 8, gpus: 2, count: 20}]}]
 workload: {kind: dl2, jobs: 5, epochs_max: 2000}
@@ -113,8 +151,8 @@ def run(*options: str) -> dict[str, object]:
 def test_the_command_writes_weights_that_load_and_the_curve(tmp_path: Path) -> None:
     """The one command with which anybody can make the shipped weights anew."""
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
-    file, curve = tmp_path / "set.safetensors", tmp_path / "curve.csv"
-    options = ["--teacher", "drf", "--lessons", "1", "--improvements", "1", "--curve", str(curve), "--sizes", "1,0.3"]
+    file, log = tmp_path / "set.safetensors", tmp_path / "set.csv"
+    options = ["--teacher", "drf", "--lessons", "1", "--improvements", "1", "--sizes", "1,0.3"]
     told = run(str(tmp_path / "small.yaml"), str(file), *options)
     made = checkpoint.load(file)
     assert told["digest"] == made.digest
@@ -123,7 +161,7 @@ def test_the_command_writes_weights_that_load_and_the_curve(tmp_path: Path) -> N
         "fedsched train set small.yaml FILE --sizes 1,0.3 --teacher drf --teacher-checkpoint scratch --seed 0 "
         "--lessons 1 --improvements 1"
     )
-    rows = list(csv.DictReader(curve.read_text().splitlines()))
+    rows = list(csv.DictReader(log.read_text().splitlines()))
     assert [row["stage"] for row in rows][:2] == ["imitation", "improvement 1"]
     assert float(rows[0]["jct_slots_small_at_1"]) > 0
 

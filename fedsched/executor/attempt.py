@@ -7,54 +7,39 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-import grpc
-import msgspec
-from google.protobuf import json_format
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from fedsched import tracing
 from fedsched.core.commands import AdoptJobs, ScaleJob, StartJob, StopJob
 from fedsched.core.events import Event, JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported, ScaleFailed
 from fedsched.core.ids import NodeName, TaskName
-from fedsched.core.job import JobSpec, Placement, Progress, Reason, TaskPlacement
+from fedsched.core.job import JobSpec, Placement, Reason, TaskPlacement
 from fedsched.errors import FedschedError
 from fedsched.executor import orders, records
 from fedsched.executor.backend import TaskBackend
-from fedsched.executor.control import Answer, Control
+from fedsched.executor.control import Answer, Control, MemberOrder
 from fedsched.executor.endings import explain
+from fedsched.executor.hearing import Heard
 from fedsched.executor.launching import MACHINE_ERRORS, MachineTrouble
 from fedsched.executor.orders import Surroundings
-from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord, TaskRecord
+from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord
+from fedsched.executor.roster import Roster, Seen
 from fedsched.pb.training_pb2 import JobReport, ScaleReply
 from fedsched.runtime.ports import Post
 
 TICK_S = 0.1
 """How often tasks are looked at when nothing else happens."""
-PROGRESS_EVERY_S = 0.5
-"""Least time between two reports of progress."""
-EXIT_RECORD_S = 1.5
-"""How long after a task's end its exit record may come; later, nobody saw the end."""
 CLEAN_UP_S = 1.0
 """Between SIGTERM and SIGKILL for the rest of an attempt that has failed: nothing of it is kept."""
 CULPRIT_S = 5.0
 """How long after a coordinator's complaint the exit of the task that caused it may come."""
 LEAVE_S = 2.0
 """How long tasks may take to leave by themselves once the job is stopped."""
-AGAIN_S = 1.0
-"""Between two questions to a coordinator that has not answered."""
-ANSWER_S = 400.0
-"""How much later than a resize's deadline its answer may come. A switch that has begun takes as long as some steps do,
-and a coordinator ends a job in which none ends for long."""
 NEWS_S = 0.5
 """How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
 SWEEP_S = 30.0
 """Longest wait for what ended tasks left behind."""
-IDLE_S = 20.0
-"""A job in which no step has ended for so long says so, and again each time that has doubled."""
-LOG_TAIL_BYTES = 16384
 JOB_ENDED = "the job ended: "
 """What a worker of the elastic runtime says when it ends because the job has failed."""
 JOIN_MARGIN_S = 2.0
@@ -97,22 +82,11 @@ class _LetGo:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """Who shall be a member, asked of the coordinator again and again: it carries out each number once."""
-
-    number: int
-    members: tuple[TaskName, ...]
-    answer: Answer
-    again_at: float
-    until: float
-
-
-@dataclass(slots=True)
 class _Resize:
     order: ScaleJob
     added: tuple[TaskName, ...]
     removed: tuple[TaskName, ...]
-    asked: _Asked | None = None
+    asked: MemberOrder | None = None
     pause_s: float = 0.0
     failure: str = ""
     """Why it is, or will be, rolled back."""
@@ -130,7 +104,7 @@ class _Restore:
     """What an adoption found: who is a member, and the answer that settles it where other tasks run."""
 
     members: tuple[TaskName, ...]
-    asked: _Asked | None
+    asked: MemberOrder | None
 
 
 @dataclass(slots=True)
@@ -146,16 +120,6 @@ class _Ending:
     answer: Answer | None = None
     termed: bool = False
     coordinator_at: float = float("inf")
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What is known of one task."""
-
-    record: TaskRecord
-    exit: ExitRecord | None = None
-    gone_at: float | None = None
-    judged: bool = False
 
 
 Mail = ScaleJob | StopJob | AdoptJobs | Discard | _LetGo | JobReport
@@ -183,6 +147,7 @@ class AttemptDriver:
         adopt: AdoptJobs | None = None,
         after: AttemptDriver | None = None,
     ) -> None:
+        self.key = (spec.job_id, files.number)
         self.name = f"{spec.job_id}/{files.number}"
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._context = context
@@ -193,18 +158,12 @@ class AttemptDriver:
         self._adopting: AdoptJobs | None = adopt
         self._after = after
         self._mail: queue.SimpleQueue[Mail] = queue.SimpleQueue()
-        self._tasks: dict[TaskName, _Seen] = {}
+        self._tasks = Roster(context.tasks, files)
         self._placement: Placement = ()
         self._waiting: list[ScaleJob] = []
         self._control: Control | None = None
-        self._report: JobReport | None = None
-        self._posted = Progress()
-        self._posted_at = float("-inf")
+        self._heard = Heard(self.name, files.result, is_new=start is not None)
         self._training = False
-        self._first_steps: int | None = None if start is not None else -1
-        self._stepped_at = float("inf")
-        self._idle_told_s = 0.0
-        self._remark = ""
         self._members_started = False
         self._join_until = float("inf")
         self._settle_until = float("inf")
@@ -258,7 +217,7 @@ class AttemptDriver:
 
     def _tick(self) -> None:
         self._read_mail()
-        self._look_at_tasks()
+        self._tasks.look()
         self._judge()
         if self._ending is not None:
             self._push_ending(self._ending)
@@ -325,7 +284,7 @@ class AttemptDriver:
         """Find out what an earlier executor left: the tasks on record, and a stop that was under way."""
         ordered = records.read(AttemptRecord, self._files.order)
         self._placement = ordered.placement if ordered else ()
-        self._tasks = {task: _Seen(record) for task, record in self._files.records().items()}
+        self._tasks.recall()
         if self._adopting is not None:
             self._context.tasks.take_over(self._files, self._term)
         stop = records.read(StopJob, self._files.stop)
@@ -350,7 +309,7 @@ class AttemptDriver:
             "node": order.node,
         }
         with tracing.span("task.start", parent=self._spec.traceparent, attributes=attributes):
-            self._tasks[order.task] = _Seen(self._context.tasks.start(self._term, order))
+            self._tasks[order.task] = Seen(self._context.tasks.start(self._term, order))
 
     def _address(self) -> str:
         """Where this attempt's coordinator listens; empty until it does."""
@@ -382,7 +341,7 @@ class AttemptDriver:
         if self._control is None:
             self._fail(Reason.START_FAILED, f"{COORDINATOR} did not begin to listen {within}")
             return
-        joined = set(self._report.tasks) if self._report else set()
+        joined = set(self._heard.report.tasks) if self._heard.report else set()
         missing = [entry.task for entry in self._placement if entry.task not in joined]
         names = ", ".join(missing or [entry.task for entry in self._placement])
         self._fail(
@@ -403,9 +362,8 @@ class AttemptDriver:
     # --- what the job says
 
     def _hear(self, report: JobReport) -> None:
-        self._note_steps(report)
-        self._report = report
-        if self._is_ending_by_itself():
+        self._heard.take(report)
+        if self._heard.is_ending:
             until = time.monotonic() + self._context.deadlines.settle_s
             self._settle_until = min(self._settle_until, until)
             if report.phase == JobReport.FAILED:
@@ -416,48 +374,23 @@ class AttemptDriver:
                 self._post(JobStarted(self._context.clock(), self._spec.job_id, self._files.number))
         self._answer_adoption()
 
-    def _note_steps(self, report: JobReport) -> None:
-        if self._first_steps is None:
-            self._first_steps = report.steps
-        before = self._report
-        if before is None or report.steps != before.steps or report.phase != before.phase:
-            self._stepped_at, self._idle_told_s = time.monotonic(), 0.0
-        if before is not None and report.steps < before.steps and not self._remark:
-            self._remark = f"the job reported step {report.steps} after step {before.steps}"
-            _log.warning("%s: %s", self.name, self._remark)
-
-    def _idle_s(self) -> float:
-        """How long no step has ended, told in doubling lengths."""
-        idle_s = time.monotonic() - self._stepped_at
-        if self._report_is(JobReport.TRAINING) and idle_s >= max(IDLE_S, 2 * self._idle_told_s):
-            self._idle_told_s = round(idle_s, 1)
-        return self._idle_told_s
-
-    def _has_stepped(self) -> bool:
-        """Whether the attempt has trained at all; one that has not could not be started."""
-        final = _result(self._files.result) or self._report
-        return final is not None and self._first_steps is not None and final.steps > self._first_steps
-
     def _post_progress(self) -> None:
-        if self._report is None or time.monotonic() - self._posted_at < PROGRESS_EVERY_S:
-            return
-        progress = _furthest(self._posted, _progress(self._report, self._idle_s()))
-        if progress != self._posted:
-            self._posted, self._posted_at = progress, time.monotonic()
+        progress = self._heard.news()
+        if progress is not None:
             self._post(ProgressReported(self._context.clock(), self._spec.job_id, self._files.number, progress))
 
     # --- adoption
 
     def _answer_adoption(self) -> None:
         """Say what runs, once that is settled: a half-done start is completed, a half-done resize is resolved first."""
-        if self._adopting is None or self._report is None or self._ending is not None or self._resize is not None:
+        if self._adopting is None or self._heard.report is None or self._ending is not None or self._resize is not None:
             return
-        if self._report.phase == JobReport.JOINING:
+        if self._heard.report.phase == JobReport.JOINING:
             self._post_adopted()  # from here on it is a start like any other
-        elif self._report.phase == JobReport.TRAINING and self._restore is None:
-            members = tuple(sorted(TaskName(task) for task in self._report.tasks))
+        elif self._heard.report.phase == JobReport.TRAINING and self._restore is None:
+            members = tuple(sorted(TaskName(task) for task in self._heard.report.tasks))
             strangers = [task for task in self._tasks if task not in members and task != COORDINATOR]
-            running = any(self._is_running(task) for task in strangers)
+            running = any(self._tasks.runs(task) for task in strangers)
             self._restore = _Restore(members, self._ask(self._adopting, members) if running else None)
 
     def _push_restore(self, restore: _Restore) -> None:
@@ -470,9 +403,9 @@ class AttemptDriver:
                 restore.members = tuple(sorted(TaskName(task) for task in reply.tasks))
             restore.asked = None
         strangers = [task for task in self._tasks if task not in restore.members and task != COORDINATOR]
-        if self._signal(strangers, signal.SIGKILL):
+        if self._tasks.signal(strangers, signal.SIGKILL):
             return
-        self._forget(strangers)
+        self._tasks.forget(strangers)
         nodes = {entry.task: entry.node for entry in self._placement}
         nodes |= {task: seen.record.node for task, seen in self._tasks.items()}
         self._placement = tuple(TaskPlacement(task, nodes.get(task, NodeName(""))) for task in restore.members)
@@ -514,35 +447,15 @@ class AttemptDriver:
         nodes = {entry.task: entry.node for entry in self._placement}
         return [entry.task for entry in order.placement if nodes.get(entry.task, entry.node) != entry.node]
 
-    def _ask(self, order: ScaleJob | AdoptJobs, members: tuple[TaskName, ...]) -> _Asked:
-        # The coordinator knows one growing number; orders are numbered anew in each term.
-        number, now = (order.term << 32) + order.seq, time.monotonic()
-        until = now + self._context.deadlines.scale_s + ANSWER_S
-        return _Asked(number, members, self._scale(number, members), now + AGAIN_S, until)
-
-    def _scale(self, number: int, members: tuple[TaskName, ...]) -> Answer:
+    def _ask(self, order: ScaleJob | AdoptJobs, members: tuple[TaskName, ...]) -> MemberOrder:
         if self._control is None:
             raise AssertionError("a job that trains has a coordinator that was reached")
-        return self._control.scale(number, members, self._context.deadlines.scale_s)
+        # The coordinator knows one growing number; orders are numbered anew in each term.
+        number = (order.term << 32) + order.seq
+        return MemberOrder(self._control, number, members, self._context.deadlines.scale_s)
 
-    def _reply(self, asked: _Asked) -> ScaleReply | str | None:
-        """What the coordinator says, or why nothing more is to be expected of it; None while it may still answer.
-
-        No answer is no refusal: where steps are slow the members have the new plan already, and to end the newcomers
-        now would end the job.
-        """
-        if not asked.answer.done():
-            return None
-        problem = asked.answer.exception()
-        if problem is None:
-            reply: ScaleReply = asked.answer.result()
-            return reply
-        now = time.monotonic()
-        if now > asked.until or not self._is_running(COORDINATOR) or self._is_ending_by_itself():
-            return _rpc_text(problem)
-        if now >= asked.again_at:
-            asked.answer, asked.again_at = self._scale(asked.number, asked.members), now + AGAIN_S
-        return None
+    def _reply(self, asked: MemberOrder) -> ScaleReply | str | None:
+        return asked.reply(expected=self._tasks.runs(COORDINATOR) and not self._heard.is_ending)
 
     def _push_resize(self, resize: _Resize) -> None:
         if resize.asked is not None:
@@ -553,11 +466,11 @@ class AttemptDriver:
             resize.asked = None
         now = time.monotonic()
         if now >= resize.kill_at:
-            self._signal(resize.leaving, signal.SIGKILL)
+            self._tasks.signal(resize.leaving, signal.SIGKILL)
         elif now >= resize.term_at:
-            self._signal(resize.leaving, signal.SIGTERM)
+            self._tasks.signal(resize.leaving, signal.SIGTERM)
             resize.term_at = float("inf")
-        if now >= resize.done_at and not any(self._is_running(task) for task in resize.leaving):
+        if now >= resize.done_at and not any(self._tasks.runs(task) for task in resize.leaving):
             self._finish_resize(resize)
 
     def _hear_of_switch(self, resize: _Resize, reply: ScaleReply | str) -> None:
@@ -582,49 +495,23 @@ class AttemptDriver:
 
     def _finish_resize(self, resize: _Resize) -> None:
         self._resize = None
-        self._forget(resize.leaving)
+        self._tasks.forget(resize.leaving)
         now, job_id, attempt = self._context.clock(), self._spec.job_id, self._files.number
         order = resize.order
         if not resize.failure:
             self._placement = tuple(sorted(order.placement))
-            self._note_nodes()
+            for entry in self._placement:
+                self._tasks.move(entry.task, entry.node)
             self._post(JobScaled(now, job_id, attempt, self._placement, resize.pause_s, order.term, order.seq))
-        elif not self._is_ending_by_itself() and self._is_running(COORDINATOR):
+        elif not self._heard.is_ending and self._tasks.runs(COORDINATOR):
             self._post(ScaleFailed(now, job_id, attempt, self._placement, resize.failure, order.term, order.seq))
         self._answer_adoption()
 
-    def _note_nodes(self) -> None:
-        """Where nodes are shares of one machine a task that moves between them goes on, under another name."""
-        for entry in self._placement:
-            seen = self._tasks.get(entry.task)
-            if seen is not None and seen.record.node != entry.node:
-                seen.record = replace(seen.record, node=entry.node)
-                records.write(self._files.task(entry.task), seen.record)
-
-    def _forget(self, tasks: Iterable[TaskName]) -> None:
-        """Tasks that have left for good are no longer part of the attempt; their exits stay on record."""
-        gone = {task: self._tasks.pop(task).record for task in list(tasks) if task in self._tasks}
-        for task in gone:
-            self._files.task(task).unlink(missing_ok=True)
-        self._context.tasks.forget(gone.values())
-
     # --- tasks that end
-
-    def _look_at_tasks(self) -> None:
-        for seen in self._tasks.values():
-            if seen.exit is not None:
-                continue
-            found = self._context.tasks.ended(self._files, seen.record)
-            if found is None:
-                seen.gone_at = None
-                continue
-            seen.gone_at = seen.gone_at or time.monotonic()
-            if found.is_seen or time.monotonic() - seen.gone_at > EXIT_RECORD_S:
-                seen.exit = found
 
     def _judge(self) -> None:
         """Decide what the ends of tasks mean for the attempt; the first task that failed is the cause."""
-        if self._adopting is not None and self._report is None and self._is_running(COORDINATOR):
+        if self._adopting is not None and self._heard.report is None and self._tasks.runs(COORDINATOR):
             return  # only the coordinator knows which tasks are members
         ended = [(seen.exit.ended_s, task, seen) for task, seen in self._tasks.items() if seen.exit and not seen.judged]
         for _, task, seen in sorted(ended, key=lambda entry: entry[:2]):
@@ -640,7 +527,7 @@ class AttemptDriver:
     def _judge_exit(self, task: TaskName, record: ExitRecord) -> None:
         resize = self._resize
         if resize is not None and not resize.settled and task in resize.added:
-            resize.failure = explain(task, record, self._log_tail(task))[1]
+            resize.failure = explain(task, record, self._tasks.log_tail(task))[1]
         elif self._is_leaving(task):
             pass
         elif record.code == 0 and resize is not None and task in resize.removed:
@@ -648,7 +535,7 @@ class AttemptDriver:
         elif record.code == 0:
             # Either the job's end has begun, or the task left too early; time will tell.
             self._settle_until = min(self._settle_until, time.monotonic() + self._context.deadlines.settle_s)
-        elif self._report_is(JobReport.FINISHED, JobReport.STOPPED):
+        elif self._heard.says(JobReport.FINISHED, JobReport.STOPPED):
             pass
         elif self._is_victim(task, record):
             self._complaint_at = min(self._complaint_at, time.monotonic() + CULPRIT_S)
@@ -660,9 +547,9 @@ class AttemptDriver:
         those often end before the one that is to blame."""
         if record.code is None:
             return False
-        if self._report is not None and self._report.phase == JobReport.FAILED:
-            return self._report.message.partition(" ")[0].rstrip(":,") != task
-        return (task == COORDINATOR and self._files.result.exists()) or JOB_ENDED in self._log_tail(task)
+        if self._heard.report is not None and self._heard.report.phase == JobReport.FAILED:
+            return self._heard.report.message.partition(" ")[0].rstrip(":,") != task
+        return (task == COORDINATOR and self._heard.has_result) or JOB_ENDED in self._tasks.log_tail(task)
 
     def _is_leaving(self, task: TaskName) -> bool:
         if self._resize is not None and self._resize.settled:
@@ -670,44 +557,24 @@ class AttemptDriver:
         return self._restore is not None and task not in self._restore.members and task != COORDINATOR
 
     def _explain(self, task: TaskName, record: ExitRecord) -> tuple[Reason, str]:
-        reason, message = explain(task, record, self._log_tail(task))
-        never_trained = reason is Reason.USER_ERROR and not self._has_stepped()
+        reason, message = explain(task, record, self._tasks.log_tail(task))
+        never_trained = reason is Reason.USER_ERROR and not self._heard.has_stepped()
         return (Reason.START_FAILED if never_trained else reason), message
 
     def _fail_as_complained(self) -> None:
-        final = _result(self._files.result) or self._report
+        final = self._heard.last()
         message = final.message if final is not None and final.phase == JobReport.FAILED else ""
-        reason = Reason.USER_ERROR if self._has_stepped() else Reason.START_FAILED
+        reason = Reason.USER_ERROR if self._heard.has_stepped() else Reason.START_FAILED
         self._fail(reason, message or "the job failed and did not say why")
 
     def _fail_to_settle(self) -> None:
         within = f"within {self._context.deadlines.settle_s:g} s"
         left = [(task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit is not None]
-        if self._is_ending_by_itself() or not left:
-            running = ", ".join(task for task in sorted(self._tasks) if self._is_running(task))
+        if self._heard.is_ending or not left:
+            running = ", ".join(task for task in sorted(self._tasks) if self._tasks.runs(task))
             self._fail(Reason.LOST, f"{running} did not end {within} after the training")
         else:
             self._fail(*self._explain(*left[0]))
-
-    def _report_is(self, *phases: JobReport.Phase.ValueType) -> bool:
-        return self._report is not None and self._report.phase in phases
-
-    def _is_ending_by_itself(self) -> bool:
-        return self._report_is(JobReport.FINISHED, JobReport.STOPPED, JobReport.FAILED)
-
-    def _log_tail(self, task: TaskName) -> str:
-        seen = self._tasks.get(task)
-        return _tail(self._files.log(task), seen.record.log_offset if seen else 0)
-
-    def _is_running(self, task: TaskName) -> bool:
-        return task in self._tasks and self._tasks[task].exit is None
-
-    def _signal(self, tasks: Iterable[TaskName], signum: signal.Signals) -> bool:
-        """Signal those of `tasks` that still run; whether there were any."""
-        running = [self._tasks[task].record for task in tasks if self._is_running(task)]
-        if running:
-            self._context.tasks.signal(running, signum)
-        return bool(running)
 
     # --- the attempt's end
 
@@ -725,7 +592,7 @@ class AttemptDriver:
                 before.reason = order.reason
             return
         ending = _Ending(order.reason, "", now, now + order.grace_s, is_ordered=True)
-        if self._control is not None and self._training and not self._is_ending_by_itself():
+        if self._control is not None and self._training and not self._heard.is_ending:
             ending.answer = self._control.stop(order.checkpoint, order.grace_s)
             ending.term_at = now + order.grace_s / 2
         self._ending = ending
@@ -743,20 +610,20 @@ class AttemptDriver:
             ending.term_at = min(ending.term_at, now + leave_s)
             ending.answer = None
         if now >= ending.kill_at:
-            self._signal(self._tasks, signal.SIGKILL)
+            self._tasks.signal(self._tasks, signal.SIGKILL)
         elif now >= ending.term_at:
             members = [task for task in self._tasks if task != COORDINATOR]
-            if ending.termed or not self._signal(members, signal.SIGTERM):
+            if ending.termed or not self._tasks.signal(members, signal.SIGTERM):
                 # The coordinator comes last: it writes down how the job ended.
                 self._end_coordinator(ending, now)
             ending.termed = True
 
     def _end_coordinator(self, ending: _Ending, now: float) -> None:
-        if any(self._is_running(task) for task in self._tasks if task != COORDINATOR):
+        if any(self._tasks.runs(task) for task in self._tasks if task != COORDINATOR):
             return
         ending.coordinator_at = min(ending.coordinator_at, now + (LEAVE_S if ending.is_ordered else 0.0))
         if now >= ending.coordinator_at:
-            self._signal([COORDINATOR], signal.SIGTERM)
+            self._tasks.signal([COORDINATOR], signal.SIGTERM)
 
     def _is_over(self) -> bool:
         begun = self._tasks or self._start_order is None or self._ending is not None
@@ -769,12 +636,11 @@ class AttemptDriver:
         if self._let_go:
             return
         self._fail(reason, message)
-        for task, record in self._files.records().items():
-            self._tasks.setdefault(task, _Seen(record))
+        self._tasks.recall()
         told_at = time.monotonic()
-        while self._signal(self._tasks, signal.SIGKILL):
+        while self._tasks.signal(self._tasks, signal.SIGKILL):
             time.sleep(TICK_S)
-            self._look_at_tasks()
+            self._tasks.look()
             if time.monotonic() - told_at > 10.0:
                 told_at = time.monotonic()
                 _log.warning("tasks of %s do not die of SIGKILL; waiting for them", self.name)
@@ -785,11 +651,9 @@ class AttemptDriver:
         until = time.monotonic() + SWEEP_S
         while self._context.tasks.sweep(self._files, left) and time.monotonic() < until:
             time.sleep(TICK_S)
-        result = _result(self._files.result)
-        final = result or self._report
-        progress = _furthest(self._posted, _progress(final)) if final is not None else None
-        reason, message = self._verdict(result)
-        message = "; ".join(filter(None, [message, self._remark]))
+        progress = self._heard.reached()
+        reason, message = self._verdict(self._heard.result())
+        message = "; ".join(filter(None, [message, self._heard.remark]))
         event = JobExited(self._context.clock(), self._spec.job_id, self._files.number, reason, message, progress)
         try:
             records.write(self._files.exited, event)
@@ -799,15 +663,15 @@ class AttemptDriver:
         self._post(event)
 
     def _verdict(self, result: JobReport | None) -> tuple[Reason, str]:
-        if (result is not None and result.phase == JobReport.FINISHED) or self._report_is(JobReport.FINISHED):
+        if (result is not None and result.phase == JobReport.FINISHED) or self._heard.says(JobReport.FINISHED):
             return Reason.FINISHED, self._complaints_after_the_end()
         if self._ending is not None:
             return self._ending.reason, self._ending.message
         if not self._tasks:
             return Reason.LOST, "no task of the attempt was found"
-        final = result or self._report
+        final = result or self._heard.report
         if final is not None and final.phase == JobReport.FAILED:
-            return (Reason.USER_ERROR if self._has_stepped() else Reason.START_FAILED), final.message
+            return (Reason.USER_ERROR if self._heard.has_stepped() else Reason.START_FAILED), final.message
         ends = sorted(
             (self._is_victim(task, seen.exit), seen.exit.ended_s, task, seen.exit)
             for task, seen in self._tasks.items()
@@ -822,51 +686,13 @@ class AttemptDriver:
     def _complaints_after_the_end(self) -> str:
         """A script may still fail after the training is done; the result stands, its user should know."""
         exits = [(task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit and seen.exit.code]
-        return "; ".join(f"after the training {explain(task, end, self._log_tail(task))[1]}" for task, end in exits)
+        return "; ".join(
+            f"after the training {explain(task, end, self._tasks.log_tail(task))[1]}" for task, end in exits
+        )
 
     def _post(self, event: Event) -> None:
         if not self._silent:
             self._context.post(event)
-
-
-def _furthest(before: Progress, now: Progress) -> Progress:
-    """What counts when a job reports less than it has before: training done is not undone."""
-    if now.steps >= before.steps and now.epochs >= before.epochs:
-        return now
-    return msgspec.structs.replace(
-        before, loss=now.loss, samples_per_s=now.samples_per_s, idle_s=now.idle_s, complaint=now.complaint
-    )
-
-
-def _progress(report: JobReport, idle_s: float = 0.0) -> Progress:
-    return Progress(
-        epochs=report.epochs,
-        steps=report.steps,
-        samples_per_s=report.samples_per_s,
-        loss=report.loss if report.HasField("loss") else None,
-        accuracy=report.accuracy if report.HasField("accuracy") else None,
-        checkpoint_step=report.checkpoint_step,
-        idle_s=idle_s,
-        complaint=report.message if report.phase == JobReport.TRAINING else "",
-    )
-
-
-def _result(path: Path) -> JobReport | None:
-    """What the coordinator wrote down before it ended."""
-    try:
-        return json_format.Parse(path.read_text(), JobReport(), ignore_unknown_fields=True)
-    except (OSError, ValueError, json_format.ParseError):
-        return None
-
-
-def _tail(path: Path, offset: int) -> str:
-    """The end of a log, from `offset` on at the earliest."""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(offset, path.stat().st_size - LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _reason_of(problem: FedschedError | OSError) -> Reason:
@@ -879,7 +705,3 @@ def _text(problem: FedschedError | OSError) -> str:
     if isinstance(problem, FedschedError):
         return problem.message
     return f"{problem.filename or 'the job could not be started'}: {problem.strerror}"
-
-
-def _rpc_text(problem: Exception) -> str:
-    return problem.details() or problem.code().name if isinstance(problem, grpc.Call) else str(problem)

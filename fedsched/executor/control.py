@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,12 @@ from fedsched.pb import training_pb2, training_pb2_grpc
 
 RETRY_S = (0.1, 2.0)
 """First and longest wait before a broken stream of reports is asked for again."""
+
+AGAIN_S = 1.0
+"""Between two questions to a coordinator that has not answered."""
+ANSWER_S = 400.0
+"""How much later than a resize's deadline its answer may come. A switch that has begun takes as long as some steps do,
+and a coordinator ends a job in which none ends for long."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,3 +97,41 @@ class Control:
                 return  # the channel was closed between two tries
             self._closed.wait(wait_s)
             wait_s = min(2 * wait_s, RETRY_S[1])
+
+
+class MemberOrder:
+    """Who shall be a member, asked of a coordinator until it answers: it carries out each number once.
+
+    No answer is no refusal: where steps are slow the members have the new plan already, and to end the newcomers then
+    would end the job.
+    """
+
+    def __init__(self, control: Control, number: int, members: Sequence[TaskName], deadline_s: float) -> None:
+        self._control = control
+        self._number = number
+        self._members = members
+        self._deadline_s = deadline_s
+        now_s = time.monotonic()
+        self._until_s = now_s + deadline_s + ANSWER_S
+        self._answer = control.scale(number, members, deadline_s)
+        self._again_s = now_s + AGAIN_S
+
+    def reply(self, *, expected: bool) -> training_pb2.ScaleReply | str | None:
+        """The coordinator's, or why there is none; None while it may still come.
+
+        Args:
+            expected: the coordinator runs, and has a job to look after.
+        """
+        if not self._answer.done():
+            return None
+        problem = self._answer.exception()
+        if problem is None:
+            reply: training_pb2.ScaleReply = self._answer.result()
+            return reply
+        now_s = time.monotonic()
+        if now_s > self._until_s or not expected:
+            return problem.details() or problem.code().name if isinstance(problem, grpc.Call) else str(problem)
+        if now_s >= self._again_s:
+            self._answer = self._control.scale(self._number, self._members, self._deadline_s)
+            self._again_s = now_s + AGAIN_S
+        return None

@@ -157,7 +157,8 @@ class JobExecutor:
             _log.warning("attempt %d of job %s was started before; it is not started twice", command.attempt, job_id)
             return
         before = [driver for (other, _), driver in sorted(self._drivers.items()) if other == job_id]
-        self._drive(command.spec, files, term=command.term, start=command, after=before[-1] if before else None)
+        after = before[-1] if before else None
+        self._drive(AttemptDriver(self._context, command.spec, files, term=command.term, start=command, after=after))
 
     def _pass_on(self, command: ScaleJob | StopJob) -> None:
         driver = self._drivers.get((command.job_id, command.attempt))
@@ -188,28 +189,18 @@ class JobExecutor:
         elif not files.order.exists():
             self._post_exit(spec.job_id, number, Reason.LOST, "the attempt was never started")
         else:
-            self._drive(spec, files, term=command.term, adopt=command)
+            self._drive(AttemptDriver(self._context, spec, files, term=command.term, adopt=command))
 
     def _discard(self, command: AdoptJobs, job_id: JobId, files: Attempt) -> None:
         """End what runs of an attempt that is nobody's: its job may have been started anew, nothing runs twice."""
         driver = self._drivers.get((job_id, files.number))
         record = records.read(AttemptRecord, files.order)
         if driver is None and record is not None:
-            driver = self._drive(record.spec, files, term=command.term)
+            driver = self._drive(AttemptDriver(self._context, record.spec, files, term=command.term))
         if driver is not None:
             driver.tell(Discard())
 
-    def _drive(
-        self,
-        spec: JobSpec,
-        files: Attempt,
-        *,
-        term: int,
-        start: StartJob | None = None,
-        adopt: AdoptJobs | None = None,
-        after: AttemptDriver | None = None,
-    ) -> AttemptDriver:
-        driver = AttemptDriver(self._context, spec, files, term=term, start=start, adopt=adopt, after=after)
-        self._drivers[spec.job_id, files.number] = driver
+    def _drive(self, driver: AttemptDriver) -> AttemptDriver:
+        self._drivers[driver.key] = driver
         driver.start()
         return driver

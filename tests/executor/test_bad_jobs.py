@@ -14,7 +14,7 @@ import pytest
 
 from fedsched.core.events import JobExited, JobStarted, ProgressReported
 from fedsched.core.job import Reason
-from fedsched.executor import attempt
+from fedsched.executor import hearing
 from fedsched.executor.orders import Programs
 from tests.executor.cluster import JOB, Cluster, placement, stand_in_programs
 from tests.waiting import eventually
@@ -73,7 +73,7 @@ def test_a_script_that_hangs_says_so_while_it_hangs_and_ends_at_its_deadline(
     training: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GPUs that wait for nothing are the dearest of all; their user must see it before the bill."""
-    monkeypatch.setattr(attempt, "IDLE_S", 1.0)
+    monkeypatch.setattr(hearing, "IDLE_S", 1.0)
     start(training, tmp_path, "if step == 20: time.sleep(600)", FEDSCHED_STALL_S="10")
     training.wait_for(JobStarted, deadline_s=120.0)
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,8 +27,8 @@ DEADLINE_S = 120.0
 """Longest wait for something to happen."""
 PATIENCE_STEPS = 50
 """While steps end a wait goes on, for so many: on a busy machine all takes longer, as they do."""
-STREAMED = (("FEDSCHED_MACHINE", "elsewhere"),)
-"""The environment of a job whose tasks shall believe that they share no memory with its coordinator."""
+ELSEWHERE = "FEDSCHED_MACHINE=elsewhere"
+"""In the environment of tasks that shall believe that they share no memory with their job's coordinator."""
 E = TypeVar("E", bound=Event)
 
 
@@ -51,10 +51,14 @@ def placement(workers: int, ps: int) -> Placement:
 class BenchJob:
     """One job over its attempts, on an executor of its own."""
 
-    def __init__(self, root: Path, load: Load, steps: int, env: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, root: Path, load: Load, steps: int, *, streamed: bool = False) -> None:
         self._root = root
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         programs = Programs(launcher_idle_s=60.0)
+        env: tuple[tuple[str, str], ...] = ()
+        if streamed:
+            name, _, machine = ELSEWHERE.partition("=")
+            env, programs = ((name, machine),), replace(programs, server=f"env {ELSEWHERE} {programs.server}")
         self._executor = JobExecutor(
             post=self._events.put,
             clock=time.time,
@@ -169,10 +173,14 @@ class BenchJob:
 
 
 @contextmanager
-def bench_job(load: Load, steps: int, env: tuple[tuple[str, str], ...] = ()) -> Iterator[BenchJob]:
-    """A job in a folder of its own that goes with it."""
+def bench_job(load: Load, steps: int, *, streamed: bool = False) -> Iterator[BenchJob]:
+    """A job in a folder of its own that goes with it.
+
+    Args:
+        streamed: as if every task were on a machine of its own: tensors go through gRPC.
+    """
     with tempfile.TemporaryDirectory(prefix="fedsched-bench-") as folder, _minded(Path(folder)):
-        job = BenchJob(Path(folder), load, steps, env)
+        job = BenchJob(Path(folder), load, steps, streamed=streamed)
         try:
             yield job
         finally:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedsched.bench.job import STREAMED, BenchJob, Load, bench_job
+from fedsched.bench.job import BenchJob, Load, bench_job
 
 CHANGES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "+1 ps": ((1, 1), (1, 2)),
@@ -68,7 +68,7 @@ def measure(repeats: int, load: Load, tell: Callable[[str], None], *, streamed: 
         streamed: as if every task were on a machine of its own: tensors go through gRPC.
     """
     seen: dict[str, list[_Resize]] = {change: [] for change in CHANGES}
-    with bench_job(load, STEPS, STREAMED if streamed else ()) as job:
+    with bench_job(load, STEPS, streamed=streamed) as job:
         job.start(1, 1)
         job.wait_for_steps(BEFORE)
         for number in range(repeats):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsched.bench.job import STREAMED, Load, bench_job
+from fedsched.bench.job import Load, bench_job
 from fedsched.errors import Failed
 
 WORKERS = 2
@@ -66,7 +66,7 @@ def measure(pairs: int, steps: int, load: Load, tell: Callable[[str], None]) -> 
 
 def _ps(steps: int, load: Load, *, streamed: bool = False) -> tuple[float, float]:
     """Steps per second, and bytes that a worker exchanged per step."""
-    with bench_job(load, WARM_UP + steps, STREAMED if streamed else ()) as job:
+    with bench_job(load, WARM_UP + steps, streamed=streamed) as job:
         job.start(WORKERS, SERVERS)
         job.wait_for_end()
         ends = [time_s for _, time_s in job.ends_of_steps(1)["worker-0"]]

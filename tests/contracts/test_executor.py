@@ -156,9 +156,9 @@ def mentions(tasks: TaskBackend, ended: Iterable[TaskRecord]) -> set[str]:
 
 def test_a_stop_during_a_resize_ends_the_job_and_only_that_is_told(cluster: Cluster) -> None:
     """A cancel must not wait for a resize, and the scheduler must not hear of a resize of a job that is over."""
-    cluster.start(cluster.spec(env=(("STAND_IN_SCALE_S", "60"),)), placement(1, 1))
+    cluster.programs = stand_in_programs(scale_s=60.0)
+    cluster.start(cluster.spec(), placement(1, 1))
     cluster.wait_for(JobStarted)
-    cluster.programs = stand_in_programs()
 
     cluster.scale(placement(2, 1))
     eventually(lambda: "worker-1" in cluster.alive(), "the resize has begun", cluster.place.join_s)

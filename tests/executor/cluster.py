@@ -38,10 +38,18 @@ def placement(workers: int, ps: int, node: str = "n1") -> Placement:
     return tuple(sorted(TaskPlacement(task, NodeName(node)) for task in tasks))
 
 
-def stand_in_programs(steps: int = 100_000, *, turns_back_at: int = 0) -> Programs:
+def stand_in_programs(
+    steps: int = 100_000, *, turns_back_at: int = 0, scale_s: float = 0.0, switch_s: float = 0.0
+) -> Programs:
+    """The stand-in's.
+
+    Args:
+        scale_s: how long it does nothing about a resize.
+        switch_s: how long the switch takes once all have joined.
+    """
     program = f"python {shlex.quote(str(STAND_IN))}"
     return Programs(
-        coordinator=f"{program} coordinator {steps} {turns_back_at}",
+        coordinator=f"{program} coordinator {steps} {turns_back_at} {scale_s} {switch_s}",
         server=f"{program} member",
         preload=("grpc", "fedsched.pb.training_pb2_grpc"),
         launcher_idle_s=1.0,

@@ -33,9 +33,8 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
         self.report.tasks.extend(self.wanted)
         self.answers: dict[int, futures.Future[training_pb2.ScaleReply]] = {}
         self.over = threading.Event()
-        self.pause_s = float(os.environ.get("STAND_IN_SCALE_S", "0"))
-        self.switch_s = float(os.environ.get("STAND_IN_SWITCH_S", "0"))
-        self.turns_back_at = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+        self.turns_back_at = int(sys.argv[3])
+        self.pause_s, self.switch_s = float(sys.argv[4]), float(sys.argv[5])
         (directory / "members").mkdir()
         (directory / "unwanted").mkdir()
 

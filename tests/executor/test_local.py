@@ -15,7 +15,7 @@ from fedsched.core.job import Reason
 from fedsched.executor import launching, records
 from fedsched.executor.jobs import JobExecutor
 from fedsched.executor.records import LauncherRecord
-from tests.executor.cluster import JOB, STAND_IN, Cluster, placement
+from tests.executor.cluster import JOB, STAND_IN, Cluster, placement, stand_in_programs
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
@@ -147,7 +147,8 @@ def test_a_switch_that_takes_longer_than_its_deadline_is_waited_for(cluster: Clu
     """Where steps are slow, or the machine is busy, the members have the new plan long before they have taken its first
     step; to give up and kill the newcomers then would end a job that is healthy."""
     cluster.scale_deadline_s = 0.1
-    cluster.start(cluster.spec(env=(("STAND_IN_SWITCH_S", "8"),)), placement(1, 1))
+    cluster.programs = stand_in_programs(switch_s=8.0)
+    cluster.start(cluster.spec(), placement(1, 1))
     cluster.wait_for(JobStarted)
     before = cluster.pids()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedsched.core.job import JobSpec, JobStatus, Transition
     from fedsched.core.routing import Routing
     from fedsched.core.views import ClusterView, Explanation, Job, Submission
+    from fedsched.errors import FedschedError
 
 LETTERS = {
     "Queued": "PD",
@@ -41,8 +42,10 @@ SPARE = ("QUEUE", "USER", "ATT", "ETA", "RUNTIME")
 """Columns that narrow terminals do without, this one first."""
 WAIT_CODES = {"Succeeded": 0, "Failed": 10, "Cancelled": 11}
 LOST_CODE = 12
+AGAIN_S = 0.5
+"""Between two tries to reach it."""
 RECONNECT_S = 60.0
-"""How long `--wait` bears a controller that does not answer."""
+"""How long whoever follows bears a controller that does not answer."""
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `fedsched queue` shows it.")]
 
@@ -209,7 +212,8 @@ def events(
     from fedsched.core.ids import JobId
 
     with connect(server) as client:
-        steps = client.events(JobId(job_id) if job_id else None, follow)
+        wanted = JobId(job_id) if job_id else None
+        steps = _followed(client, wanted) if follow else client.events(wanted)
         if output in (Format.JSON, Format.YAML) and not follow:
             emit(list(steps), output)
             return
@@ -384,8 +388,7 @@ def _wait(client: JobsClient, job_id: JobId, timeout_s: float | None) -> Job:
     from fedsched.errors import TimedOut, Unreachable
 
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    said = ""
-    lost_s: float | None = None
+    said, patience = "", _Patience()
     while True:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         if left_s is not None and left_s <= 0:
@@ -394,17 +397,54 @@ def _wait(client: JobsClient, job_id: JobId, timeout_s: float | None) -> Job:
             )
         try:
             for job in client.watch(job_id, timeout_s=left_s):
-                lost_s = None
+                patience.is_answered()
                 said = _say_moved(job, said)
                 if job.status.phase.value in WAIT_CODES:
                     return job
         except TimedOut:
             continue
-        except Unreachable:
-            lost_s = lost_s if lost_s is not None else time.monotonic()
-            if time.monotonic() - lost_s > RECONNECT_S:
-                raise
-            time.sleep(0.5)
+        except Unreachable as problem:
+            patience.bear(problem)
+
+
+def _followed(client: JobsClient, job_id: JobId | None) -> Iterator[Transition]:
+    """Each transition once; bears a controller that is away for a while, and then tells all from the start."""
+    from fedsched.errors import Unreachable
+
+    told: dict[JobId, int] = {}
+    patience, is_over = _Patience(), False
+    while not is_over:
+        try:
+            for step in client.events(job_id, follow=True):
+                patience.is_answered()
+                if step.seq > told.get(step.job_id, 0):
+                    told[step.job_id] = step.seq
+                    is_over = job_id is not None and step.target.value in WAIT_CODES
+                    yield step
+            if not is_over:
+                time.sleep(AGAIN_S)  # it was told to end, and said so
+        except Unreachable as problem:
+            if not told:
+                raise  # it was never reached: a wrong address, say
+            patience.bear(problem)
+
+
+class _Patience:
+    """With a controller that was reached and is away now: for a while."""
+
+    def __init__(self) -> None:
+        self._lost_s: float | None = None
+
+    def is_answered(self) -> None:
+        """It is back."""
+        self._lost_s = None
+
+    def bear(self, problem: FedschedError) -> None:
+        """Wait a little, or raise the problem when that was long enough."""
+        self._lost_s = self._lost_s if self._lost_s is not None else time.monotonic()
+        if time.monotonic() - self._lost_s > RECONNECT_S:
+            raise problem
+        time.sleep(AGAIN_S)
 
 
 def _say_moved(job: Job, said: str) -> str:

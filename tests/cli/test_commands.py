@@ -16,8 +16,11 @@ from rich.console import Console
 
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
+from fedsched.addresses import free_address
 from fedsched.cli.jobs import COLUMNS, LETTERS, SPARE
 from fedsched.cli.output import table
+from fedsched.config import ControllerConfig
+from fedsched.controller.app import Controller
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, Progress, Reason
 from fedsched.core.rounds import Absence, Absentee, Outcome, RoundRecord
@@ -360,3 +363,33 @@ def test_what_the_machine_refuses_is_no_fault_of_ours(run: Run, monkeypatch: pyt
     assert done.code == 1
     assert done.err.startswith("[FS300] /proc/nowhere")
     assert "free space" in done.err
+
+
+def test_whoever_follows_events_hears_each_once_while_the_controller_is_restarted(
+    store: MemoryStore, tmp_path: Path, run: Run, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade of the controller must not end the terminal that somebody watches, or tell the story twice."""
+    config = ControllerConfig(
+        listen=free_address(), etcd="127.0.0.1:1", state_dir=tmp_path / "controller", lease_ttl_s=2
+    )
+    monkeypatch.setenv("FEDSCHED_SERVER", config.listen)
+    controller = Controller(config, store)
+    try:
+        east = started(store, run, file)
+        before = run("events", "--job", "1", "-o", "name").out.splitlines()
+        command = [Path(sys.executable).with_name("fedsched"), "events", "--job", "1", "-f", "-o", "name"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as following:
+            assert following.stdout is not None
+            lines = [following.stdout.readline() for _ in before]
+            controller.close()
+            eventually(lambda: run("queue").code == 7, "the controller is away")
+            controller = Controller(config, store)
+            east.move(JobId("1"), JobPhase.COMPLETING, Reason.FINISHED)
+            east.move(JobId("1"), JobPhase.SUCCEEDED, Reason.FINISHED)
+            lines += following.stdout.readlines()
+            assert following.wait(30) == 0
+    finally:
+        controller.close()
+    assert lines == [f"job/1/{seq}\n" for seq in range(1, len(lines) + 1)]
+    assert len(lines) == len(before) + 2
+    assert run("events", "-f").code == 7, "what was never reached is told at once"

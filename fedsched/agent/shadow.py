@@ -203,9 +203,9 @@ def _serve(connection: Connection[Any, Any], recipe: Recipe, agent: int) -> None
         policy, problem = _make(recipe), ""
     except (Exception, SystemExit) as error:  # it can be anybody's code
         policy, problem = None, str(getattr(error, "message", "")) or f"{type(error).__name__}: {error}"
-    from fedsched.policy.comparing import compare, warm_up
+    from fedsched.policy.comparing import compare, model
 
-    warm_up()
+    valued = model()
     connection.send(problem)
     if policy is None:
         return
@@ -214,7 +214,7 @@ def _serve(connection: Connection[Any, Any], recipe: Recipe, agent: int) -> None
             asked = connection.recv()
         except (EOFError, OSError):
             return
-        case = compare(asked.question, asked.active, asked.active_s, policy, time.perf_counter)
+        case = compare(asked.question, asked.active, asked.active_s, policy, time.perf_counter, valued)
         try:
             connection.send(case)
         except OSError:

@@ -155,7 +155,7 @@ class Comparison(Record, frozen=True):
     agreement: float
     """Mean share of jobs that both gave the same, where it could."""
     active_worth: float
-    """Mean over cases in which both could be valued; see `fedsched.policy.estimate`."""
+    """Mean over cases in which both could be valued; see `fedsched.policy.comparing`."""
     candidate_worth: float
     active_ms: tuple[float, float]
     """Median and largest time to answer."""

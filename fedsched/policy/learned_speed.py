@@ -36,7 +36,7 @@ Other loads and conditions, with training seeds and intervals: `fedsched train s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import ClassVar
@@ -358,15 +358,7 @@ class LearnedSpeed:
 
     def decide(self, observation: Observation, budget: Budget) -> Decision:
         """Listen, believe, weigh, spend. Asked again about the same moment it answers the same."""
-        if observation.nodes != self._cluster.nodes or len(self._most) > KINDS_KEPT:
-            self._cluster = _Cluster(observation.nodes)
-            self._curves.clear()
-            self._most.clear()
-        moment = (observation.slot, observation.time_s)
-        if moment != self._heard:
-            self._listen(observation)
-            self._heard = moment
-            self._exchange(observation)
+        self._attend(observation)
         views = [view for view in by_arrival(observation.jobs) if not view.pinned]
         first = self._starved(observation, views)
         wishes = [
@@ -381,7 +373,36 @@ class LearnedSpeed:
             self._jobs[view.job_id].asked = given.get(view.job_id, Allocation())
         return decision
 
+    def worth(self, observation: Observation, allocations: Iterable[tuple[JobId, Allocation]]) -> float:
+        """What anybody's answer to the slot is worth by what is believed: the share of its best speed that each job
+        gets, weighed as for a decision of its own but for fairness and ageing, and added up. Never negative."""
+        self._attend(observation)
+        given = dict(allocations)
+        total = 0.0
+        for view in observation.jobs:
+            size = given.get(view.job_id, NOTHING)
+            if not size.workers:
+                continue
+            curve, own, scale = self._believe(view)
+            best = max([curve.best * scale, *own.values()])
+            cell = (size.workers, size.ps)
+            rate = own.get(cell) or float(curve.rates[curve.index(cell)]) * scale
+            left_s = max(view.remaining_epochs, LEFT_MIN * view.epochs) / best
+            total += min(1.0, rate / best) * urgency(left_s / observation.slot_length_s)
+        return total
+
     # --- Listen
+
+    def _attend(self, observation: Observation) -> None:
+        if observation.nodes != self._cluster.nodes or len(self._most) > KINDS_KEPT:
+            self._cluster = _Cluster(observation.nodes)
+            self._curves.clear()
+            self._most.clear()
+        moment = (observation.slot, observation.time_s)
+        if moment != self._heard:
+            self._listen(observation)
+            self._heard = moment
+            self._exchange(observation)
 
     def _listen(self, observation: Observation) -> None:
         finished = dict(observation.finished)
@@ -526,12 +547,7 @@ class LearnedSpeed:
 
     def _wish(self, view: JobView, observation: Observation, budget: Budget) -> Wish:
         memory, slot_s = self._jobs[view.job_id], observation.slot_length_s
-        surface, curve = self._curve(view)
-        own, scale = self._own(memory, surface)
-        if not surface.cells and not own and view.expected_s:
-            # Nobody has seen the class; what its user says of the job sets the level.
-            least = curve.index((view.minimum.workers, view.minimum.ps))
-            scale = view.epochs / view.expected_s / float(curve.rates[least])
+        curve, own, scale = self._believe(view)
         best = max([curve.best * scale, *own.values()])
         left_s = max(view.remaining_epochs, LEFT_MIN * view.epochs) / best
         weight = urgency(left_s / slot_s)
@@ -550,6 +566,16 @@ class LearnedSpeed:
         if memory.asked_of != same:
             memory.asked_of, memory.steps = same, staircase(curve, own, scale, same[3])[1]
         return Wish(view, curve, weight, memory.steps)
+
+    def _believe(self, view: JobView) -> tuple[Curve, dict[Cell, float], float]:
+        """The class's curve, what the job itself showed, and how much faster than its class it is elsewhere."""
+        surface, curve = self._curve(view)
+        own, scale = self._own(self._jobs[view.job_id], surface)
+        if not surface.cells and not own and view.expected_s:
+            # Nobody has seen the class; what its user says of the job sets the level.
+            least = curve.index((view.minimum.workers, view.minimum.ps))
+            scale = view.epochs / view.expected_s / float(curve.rates[least])
+        return curve, own, scale
 
     def _own(self, memory: _Memory, surface: Surface) -> tuple[dict[Cell, float], float]:
         """What the job itself showed, and how much faster it is than its class where it was not seen."""

@@ -37,7 +37,7 @@ from fedsched.core.versions import (
     verdict_on,
 )
 from fedsched.errors import Failed, InvalidInput
-from fedsched.policy.comparing import compare
+from fedsched.policy.comparing import compare, model
 from fedsched.policy.registry import make
 from fedsched.runtime import journal
 from fedsched.runtime.codec import dumps
@@ -178,8 +178,9 @@ def shadow(path: Path, config: PolicyConfig, *, cases_max: int = GateRule().case
     core.handle(Began(0.0, Version(active.policy, active.version)))
     candidate = Candidate(Version(config.name, checkpoint=config.checkpoint), "replay", 0.0)
     told = core.handle(Named(0.0, candidate))
+    valued = model()
     for question, decision, took_s, time_s in slots:
-        case = compare(question, decision, took_s, policy, time.perf_counter)
+        case = compare(question, decision, took_s, policy, time.perf_counter, valued)
         told = core.handle(Compared(time_s, candidate, case))
     kept = next(command for command in reversed(told) if isinstance(command, KeepComparison))
     # Nobody waits for more slots: the verdict is on all that there are.

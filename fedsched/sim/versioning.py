@@ -30,7 +30,7 @@ from fedsched.core.versions import (
 from fedsched.errors import CorruptCheckpoint
 from fedsched.policy import checkpoint
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.comparing import compare
+from fedsched.policy.comparing import Model, compare, model
 from fedsched.policy.installing import install
 from fedsched.runtime.versioning import VersionLoop
 
@@ -70,6 +70,7 @@ class SimulatedVersions:
         self._candidate: tuple[Candidate, Policy] | None = None
         self._question: AskPolicy | None = None
         self._failed: str | None = None
+        self._model: Model | None = None
         self._loop = self._begin()
 
     @property
@@ -89,7 +90,7 @@ class SimulatedVersions:
 
     def restarted(self) -> None:
         """The agent died and another one began: it has what was kept."""
-        self._candidate = self._question = None
+        self._candidate = self._question = self._model = None
         self._loop = self._begin()
 
     def offered(self, version: Version, data: bytes) -> None:
@@ -117,7 +118,9 @@ class SimulatedVersions:
             question, decision = self._question, event.decision
             if decision.slot == question.observation.slot:
                 named, policy = self._candidate
-                case = compare(question, decision, 0.0, policy, lambda: 0.0)
+                if self._model is None:
+                    self._model = model()
+                case = compare(question, decision, 0.0, policy, lambda: 0.0, self._model)
                 self._handle(Compared(self._now_s(), named, case))
         for command in commands:
             if isinstance(command, AskPolicy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsched.core.commands import AskPolicy
@@ -12,6 +12,7 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation
 from fedsched.policy.comparing import compare, model
 from fedsched.policy.guardrail import consult
+from fedsched.policy.learned_speed import LearnedSpeed
 from fedsched.policy.registry import HEURISTICS, heuristic
 from tests.policy.observations import job, node, observation, observations
 
@@ -35,11 +36,12 @@ def answered(question: AskPolicy, name: str) -> Decision:
     return decision
 
 
+@settings(deadline=None)
 @given(observations(), st.sampled_from(HEURISTICS), st.booleans())
 def test_the_same_answer_is_worth_the_same_and_agrees(seen: Observation, name: str, keep_running: bool) -> None:
     """A candidate that copies the active policy must never be refused, nor be praised."""
     question = AskPolicy(seen, keep_running)
-    case = compare(question, answered(question, name), 0.1, heuristic(name), lambda: 0.0, model())
+    case = compare(question, answered(question, name), 0.1, heuristic(name), lambda: 0.0, LearnedSpeed())
     assert case.active_worth == case.candidate_worth
     assert case.active_worth is not None
     assert case.active_worth >= 0

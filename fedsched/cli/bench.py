@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import typer
@@ -57,13 +58,9 @@ def sim(
     output: Output = Format.TABLE,
 ) -> None:
     """Measure how fast the simulator runs workloads of known size: CPU time, jobs and events a second, memory."""
-    from fedsched.errors import InvalidInput
     from fedsched.sim.pace import CASES, DEFAULT, measure
 
-    names = tuple(name.strip() for name in cases.split(",") if name.strip()) or DEFAULT
-    unknown = [name for name in names if name not in CASES]
-    if unknown:
-        raise InvalidInput(f"there is no case {', '.join(unknown)}", f"the cases are {', '.join(CASES)}")
+    names = _chosen(cases, CASES, DEFAULT)
     paces = measure(names, lambda name: typer.echo(f"running {name}", err=True))
     if not emit({"cases": paces}, output, names):
         table(
@@ -178,13 +175,9 @@ def train(
     output: Output = Format.TABLE,
 ) -> None:
     """Measure how fast policies are trained: environment steps, slots and updates a second of CPU."""
-    from fedsched.errors import InvalidInput
     from fedsched.sim.teaching_pace import CASES, measure
 
-    names = tuple(name.strip() for name in cases.split(",") if name.strip()) or tuple(CASES)
-    unknown = [name for name in names if name not in CASES]
-    if unknown:
-        raise InvalidInput(f"there is no case {', '.join(unknown)}", f"the cases are {', '.join(CASES)}")
+    names = _chosen(cases, CASES, CASES)
     paces = measure(names, lambda name: typer.echo(f"training {name}", err=True))
     if not emit({"cases": paces}, output, names):
         table(
@@ -203,3 +196,18 @@ def train(
                 for pace in paces
             ],
         )
+
+
+def _chosen(text: str, cases: Collection[str], usual: Iterable[str]) -> tuple[str, ...]:
+    """The cases that the text names, or the usual ones where it names none.
+
+    Raises:
+        InvalidInput: there is no such case.
+    """
+    from fedsched.errors import InvalidInput
+
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in cases]
+    if unknown:
+        raise InvalidInput(f"there is no case {', '.join(unknown)}", f"the cases are {', '.join(cases)}")
+    return names or tuple(usual)

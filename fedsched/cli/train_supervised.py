@@ -40,8 +40,8 @@ def supervised(
 ) -> None:
     """Warm DL2 up on a heuristic's decisions.
 
-    The same options give the same file, also when it was interrupted and resumed; all defaults give the weights that
-    ship with the package.
+    The same options give the same file, also when it was interrupted and resumed; all defaults are how the weights
+    that ship were made.
     """
     from fedsched.files import alone
     from fedsched.sim import training_state

@@ -249,21 +249,6 @@ class Fit:
             self._batch()  # the draws of the steps that are done
 
 
-def fit(
-    arrays: Arrays,
-    labels: Sequence[Label],
-    *,
-    steps: int,
-    batch_size: int = 256,
-    learning_rate: float = 5e-3,
-    seed: int,
-) -> Fitted:
-    """All of a `Fit` in one go."""
-    whole = Fit(arrays, labels, steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
-    whole.run(steps)
-    return whole.fitted()
-
-
 def _rounded(weights: dict[str, torch.Tensor]) -> dict[str, Array]:
     return {name: array.astype(np.float16).astype(np.float32) for name, array in to_arrays(weights).items()}
 

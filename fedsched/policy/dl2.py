@@ -39,7 +39,7 @@ from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation
 from fedsched.core.resources import Resources
 from fedsched.policy.heuristics import admit, by_arrival
-from fedsched.policy.learnable import Array, Arrays, Weighted
+from fedsched.policy.learnable import Array, Arrays, Weighted, fresh
 
 # --- The shape of the problem ------------------------------------------------------------------------------------
 
@@ -274,16 +274,15 @@ def forward(arrays: Mapping[str, Any], network: str, inputs: Any) -> Any:
 
 def initial(shape: Shape, seed: int) -> dict[str, Array]:
     """Fresh weights: hidden layers uniform with He's bound; output layers near zero, so that nothing is preferred."""
-    result = {}
-    for name, size in shape.layers().items():
-        array = np.zeros(size, dtype=np.float32)
-        if name.endswith("weight"):
-            draw = stream(seed, f"dl2/initial/{name}").random
-            is_output = f"{name.split('.')[0]}.{int(name.split('.')[1]) + 1}.weight" not in shape.layers()
-            bound = 0.01 if is_output else math.sqrt(6 / size[1])
-            array[:] = np.array([(2 * draw() - 1) * bound for _ in range(array.size)]).reshape(size)
-        result[name] = array
-    return result
+    layers = shape.layers()
+
+    def bound(name: str) -> float | None:
+        network, index, kind = name.split(".")
+        if kind == "bias":
+            return None
+        return math.sqrt(6 / layers[name][1]) if f"{network}.{int(index) + 1}.weight" in layers else 0.01
+
+    return fresh(layers, bound, "dl2/initial", seed)
 
 
 # --- Choosing ----------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsched.core.decision import Policy
+from fedsched.core.ids import stream
 
 Array = NDArray[np.float32]
 Arrays = Mapping[str, Array]
@@ -94,6 +95,27 @@ class Weighted(Generic[S, T]):
     def last_trace(self) -> tuple[T, ...]:
         """The choices of the slot decided last; empty when there was nothing to choose."""
         return self._trace
+
+
+def fresh(
+    layers: Mapping[str, tuple[int, ...]], bound: Callable[[str], float | None], stream_name: str, seed: int
+) -> dict[str, Array]:
+    """Weights that know nothing, the same in every process.
+
+    Args:
+        layers: name and shape of every array.
+        bound: by name, what an array's values are drawn evenly within on either side of 0; None: all are 0.
+        stream_name: each array is drawn from a stream of its own below it.
+        seed: of the streams.
+    """
+    result = {}
+    for name, size in layers.items():
+        array, within = np.zeros(size, dtype=np.float32), bound(name)
+        if within is not None:
+            draw = stream(seed, f"{stream_name}/{name}").random
+            array[:] = np.array([(2 * draw() - 1) * within for _ in range(array.size)]).reshape(size)
+        result[name] = array
+    return result
 
 
 def misfit(arrays: Arrays, layers: Mapping[str, tuple[int, ...]]) -> str:

@@ -43,7 +43,7 @@ from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.resources import Resources
 from fedsched.policy.heuristics import by_arrival
-from fedsched.policy.learnable import Array, Arrays, Weighted
+from fedsched.policy.learnable import Array, Arrays, Weighted, fresh
 
 # --- The shape of the problem ------------------------------------------------------------------------------------
 
@@ -317,16 +317,15 @@ def values(arrays: Mapping[str, Any], features: Any, types: Any, pool: Pooling) 
 
 def initial(shape: Shape, seed: int) -> dict[str, Array]:
     """Fresh weights: hidden layers uniform with He's bound, outputs near zero, so that nothing is preferred."""
-    result = {}
-    for name, size in shape.layers().items():
-        array = np.zeros(size, dtype=np.float32)
-        if len(size) == 2 and not name.endswith(".types"):
-            draw = stream(seed, f"set/initial/{name}").random
-            outputs = name.split(".")[1] in ("ps", "workers", "urgency", "out") or name == "policy.beside.ps"
-            bound = 0.01 if outputs else math.sqrt(6 / size[1])
-            array[:] = np.array([(2 * draw() - 1) * bound for _ in range(array.size)]).reshape(size)
-        result[name] = array
-    return result
+    layers = shape.layers()
+
+    def bound(name: str) -> float | None:
+        if len(layers[name]) != 2 or name.endswith(".types"):
+            return None
+        outputs = name.split(".")[1] in ("ps", "workers", "urgency", "out") or name == "policy.beside.ps"
+        return 0.01 if outputs else math.sqrt(6 / layers[name][1])
+
+    return fresh(layers, bound, "set/initial", seed)
 
 
 # --- Choosing ----------------------------------------------------------------------------------------------------

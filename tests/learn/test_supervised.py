@@ -9,7 +9,7 @@ import numpy as np
 from fedsched.core.decision import Budget, Decision, Observation
 from fedsched.core.ids import JobId, stream
 from fedsched.core.placement import TentativePlacement
-from fedsched.learn.supervised import Watched, agreement, fit, reordered
+from fedsched.learn.supervised import Fit, Watched, agreement, reordered
 from fedsched.policy.dl2 import BUNDLE, DL2, PS, WORKER, Shape, initial
 from fedsched.policy.heuristics import admit, by_arrival
 from fedsched.policy.registry import heuristic
@@ -94,7 +94,10 @@ def test_an_obvious_preference_is_learnt_in_seconds_and_twice_the_same() -> None
         watched.decide(toy(seed), TentativePlacement(toy(seed)))
     grants = [label for label in watched.labels if label.action != SHAPE.void]
 
-    first, again = (fit(initial(SHAPE, 0), grants, steps=400, batch_size=32, seed=1) for _ in range(2))
+    fits = [Fit(initial(SHAPE, 0), grants, steps=400, batch_size=32, seed=1) for _ in range(2)]
+    for fit in fits:
+        fit.run(400)
+    first, again = (fit.fitted() for fit in fits)
 
     assert first.last_loss < 0.05 < first.first_loss
     assert agreement(first.arrays, grants) > 0.99

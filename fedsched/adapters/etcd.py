@@ -40,8 +40,9 @@ _log = logging.getLogger(__name__)
 _CHANNEL = (
     # By default gRPC waits up to two minutes before it tries a lost server again.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Not a pause, for all its name: how long one attempt to connect may take, over a slow network, too.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     # Notices a connection that is dead without a word; etcd allows one ping every 5 seconds.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -377,7 +377,7 @@ def test_whoever_follows_events_hears_each_once_while_the_controller_is_restarte
     try:
         east = started(store, run, file)
         before = run("events", "--job", "1", "-o", "name").out.splitlines()
-        command = [Path(sys.executable).with_name("fedsched"), "events", "--job", "1", "-f", "-o", "name"]
+        command = [str(Path(sys.executable).with_name("fedsched")), "events", "--job", "1", "-f", "-o", "name"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as following:
             assert following.stdout is not None
             lines = [following.stdout.readline() for _ in before]

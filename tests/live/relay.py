@@ -1,17 +1,23 @@
-"""A TCP relay that a test can cut: a network that fails while both ends live."""
+"""A TCP relay that a test can cut, or slow down: a network that fails, or is long, while both ends live."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 
 
 class Relay:
-    """Forwards connections to `target` (host:port) until cut; listens at `address`."""
+    """Forwards connections to `target` (host:port) until cut; listens at `address`.
 
-    def __init__(self, target: str) -> None:
+    Args:
+        delay_s: between the arrival of bytes and their way on, in both directions.
+    """
+
+    def __init__(self, target: str, delay_s: float = 0.0) -> None:
+        self._delay_s = delay_s
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -79,6 +85,7 @@ class Relay:
         with contextlib.suppress(OSError):
             source.settimeout(None)
             while data := source.recv(65536):
+                time.sleep(self._delay_s)
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

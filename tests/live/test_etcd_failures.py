@@ -251,6 +251,20 @@ def test_an_unreachable_etcd_is_one_clear_error_soon(silent: bool) -> None:
     assert "etcdctl" in told.value.hint
 
 
+def test_an_etcd_that_is_far_away_is_reached_at_the_first_call(etcd_address: str) -> None:
+    """Clusters of a federation are continents apart, and machines are busy: a connection takes its time to be made."""
+    with Relay(etcd_address, delay_s=0.15) as relay:
+        store = EtcdStore(relay.address, timeout_s=5.0)
+        try:
+            put(store, "/far/a")
+            recorder = Recorder(store, "/far/").wait_listed()
+            put(store, "/far/b")
+            recorder.wait_changes(1)
+            recorder.watch.close()
+        finally:
+            store.close()
+
+
 def test_a_registration_comes_back_after_etcd_was_away_longer_than_its_lease(own: Etcd, store: EtcdStore) -> None:
     """Nobody should have to restart agents because etcd was down over night."""
     told: list[str] = []

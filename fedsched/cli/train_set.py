@@ -45,7 +45,7 @@ def train_set(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws the clusters, the first weights and the batches.")] = 0,
-    lessons: Annotated[int, typer.Option(min=0, help="Rounds of imitation, of 1024 slots each.")] = 14,
+    lessons: Annotated[int, typer.Option(min=0, help="Rounds of imitation, of 1024 slots each.")] = 16,
     improvements: Annotated[int, typer.Option(min=0, help="Rounds of improvement, of 1024 slots each.")] = 30,
     source: Annotated[
         Path | None,

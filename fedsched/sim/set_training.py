@@ -122,7 +122,7 @@ class Plan:
     """Clusters that run beside each other."""
     slots: int = 64
     """That each of them runs before the policy learns from them."""
-    lessons: int = 14
+    lessons: int = 16
     """Rounds of imitation; 0: none, it starts from weights that know nothing."""
     passes: int = 4
     """Over all lessons so far, after each of the first rounds; fewer later, when there are more of them."""

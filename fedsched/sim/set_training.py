@@ -20,8 +20,8 @@ world on held-out seeds 20 to 24 (greedy 22.18, 27.21, 37.51):
 | 10 or 15 runs, exploring with 1 | the same | | | |
 | the greedy itself: no black box | 21.8, 26.6, 36.5 | 5 after 7 of the first | 22.3, 27.4, 37.6 | 22.5, 27.6, 38.6 |
 
-Six rounds of improvement on what ships, at the rate of 1e-4, came to 27.11 and 37.12 instead of 27.09 and 37.06 on 80 and
-40 servers, and were taken back: a student of so good a teacher has little to gain from its own slots.
+Six rounds of improvement on what ships, at the rate of 1e-4, came to 27.11 and 37.12 in place of 27.09 and 37.06 on 80
+and 40 servers, and were taken back: a student of so good a teacher has little to gain from its own slots.
 """
 
 from __future__ import annotations

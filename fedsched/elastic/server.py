@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import grpc
 import torch
+import torch._dynamo  # Loaded by the first optimiser otherwise: in the middle of a switch, with all workers waiting.
 
 from fedsched import tracing
 from fedsched.elastic import ending, environment, memory
@@ -150,12 +151,10 @@ class ParameterServer:
 
     def Exchange(self, request: pb.Push, context: grpc.ServicerContext) -> pb.Stepped:
         """One worker's part of a step; a repeated one changes nothing."""
-        came_s = time.monotonic()
         with self._changed:
             if self._model is not None and self._model.asynchronous:
                 return self._exchange_alone(request, context)
             self._await(context, lambda: self._at(request.plan, request.step) or self._replied(request.step))
-            held_s = time.monotonic() - came_s
             step = self._steps.setdefault(request.step, _Step())
             if step.reply is None:
                 self._await(context, lambda: not self._copying)
@@ -163,14 +162,12 @@ class ParameterServer:
                 self._apply_when_complete(request.step, step)
             self._await(context, lambda: step.reply is not None)
             assert step.reply is not None
-            return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped, held_s=held_s)
+            return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped)
 
     def _exchange_alone(self, request: pb.Push, context: grpc.ServicerContext) -> pb.Stepped:
         """An asynchronous step: taken at once, but not before all steps below a checkpoint that it comes after."""
-        came_s = time.monotonic()
         self._saves.update(request.saves)
         self._await(context, lambda: self._active is not None and self._active.number >= request.plan)
-        held_s = time.monotonic() - came_s
         below = max((save for save in self._saves if save <= request.step), default=0)
         self._await(context, lambda: self._version >= below and not self._copying)
         newest, step = self._alone.get(request.worker, (-1, _Step()))
@@ -180,7 +177,7 @@ class ParameterServer:
             self._alone[request.worker] = (request.step, step)
         self._await(context, lambda: step.reply is not None)
         assert step.reply is not None
-        return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped, held_s=held_s)
+        return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped)
 
     def _at(self, plan: int, version: int) -> bool:
         """Whether the plan is in force and its blocks have come to the version; asynchronous ones may be beyond it."""

@@ -174,10 +174,13 @@ class Worker:
         assert self._spec is not None
         plan = self._await_plan()
         assert plan is not None
-        replies = self._exchange(plan, turn, weight, overflow)
-        if self._is_switching:
+        if self._is_switching and self._reduction is None:
             # Standing still for a switch is to wait for the plan and, at a server, for its blocks to have come.
-            self._pause_s += max((reply.held_s for reply in replies), default=0.0)
+            since_s = time.monotonic()
+            request = pb.PullRequest(plan=plan.number, version=plan.from_step)
+            self._call(plan, dict.fromkeys(sorted(set(plan.owners)), request), "Pull")
+            self._pause_s += time.monotonic() - since_s
+        replies = self._exchange(plan, turn, weight, overflow)
         self._step = turn.step + 1
         self._loss = loss if loss is not None else self._loss
         self._report_progress(self._is_switching)

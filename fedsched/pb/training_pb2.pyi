@@ -579,23 +579,19 @@ class Stepped(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
-    HELD_S_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    held_s: _builtins.float
-    """how long the call had to wait for the plan to begin"""
     skipped: _builtins.bool
     """some worker's gradients had overflowed: the parameters are as before"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
-        held_s: _builtins.float = ...,
         skipped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_s", b"held_s", "skipped", b"skipped", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skipped", b"skipped", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -190,6 +190,21 @@ def test_the_coordinator_does_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
 
+def test_a_server_has_loaded_all_that_it_needs_before_it_says_that_it_is_there() -> None:
+    """What the first optimiser loads takes longer than torch itself; all workers would wait for it at the switch."""
+    code = """
+import sys, torch
+from fedsched.elastic import optimizers, server
+loaded = set(sys.modules)
+optimizer = optimizers.build("torch.optim.adam:Adam", ({"lr": 0.1},), [[torch.nn.Parameter(torch.ones(2))]])
+optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+optimizer.step()
+optimizer.zero_grad()
+assert len(set(sys.modules) - loaded) < 20, sorted(set(sys.modules) - loaded)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_a_task_of_ours_that_loses_a_thread_ends_instead_of_keeping_its_job_waiting() -> None:
     """Alive and deaf, it would hold a cluster's machines until somebody looks."""
     code = """

@@ -81,22 +81,23 @@ ValidationSeeds = Annotated[int, typer.Option(min=1, help="Held-out seeds of eac
 Rate = Annotated[float, typer.Option(min=1e-9, help="Step size of Adam.")]
 Batch = Annotated[int, typer.Option(min=1, help="Decisions of each gradient.")]
 SamplesMin = Annotated[int, typer.Option(min=1, help="Decisions that a cluster must know the reward of to learn.")]
-Memory = Annotated[int, typer.Option(min=1, max=1_000_000, help="Decisions that are remembered.")]
+Memory = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Decisions that are remembered.")]
 ReplayOption = Annotated[
-    Replay, typer.Option(help="How the decisions of a gradient are drawn; off: only the newest are remembered.")
+    Replay | None, typer.Option(help="How the decisions of a gradient are drawn; off: only the newest are remembered.")
 ]
 Exploration = Annotated[
-    bool, typer.Option("--exploration/--no-exploration", help="Let job-aware rules choose now and then.")
+    bool | None, typer.Option("--exploration/--no-exploration", help="Let job-aware rules choose now and then.")
 ]
 BaselineOption = Annotated[
-    Baseline, typer.Option(help="What rewards are compared with: the value network's guess, or their mean.")
+    Baseline | None, typer.Option(help="What rewards are compared with: the value network's guess, or their mean.")
 ]
-Entropy = Annotated[float, typer.Option(min=0, help="Weight of the bonus for staying undecided.")]
+Entropy = Annotated[float | None, typer.Option(min=0, help="Weight of the bonus for staying undecided.")]
 RewardOption = Annotated[
-    Reward, typer.Option(help="What a choice earns: all jobs' progress in its slot, or that of the job it is about.")
+    Reward | None,
+    typer.Option(help="What a choice earns: all jobs' progress in its slot, or that of the job it is about."),
 ]
 Discount = Annotated[
-    float, typer.Option(min=0, max=0.999, help="What a later slot's reward counts, per slot; 0: nothing.")
+    float | None, typer.Option(min=0, max=0.999, help="What a later slot's reward counts, per slot; 0: nothing.")
 ]
 
 
@@ -153,25 +154,24 @@ def federated(
     ] = None,
     validate_every: ValidateEvery = 5,
     validation_seeds: ValidationSeeds = 2,
-    learning_rate: Annotated[float | None, typer.Option(min=1e-9, help="As the scenario says by default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="As the scenario says by default.")] = None,
-    samples_min: Annotated[int | None, typer.Option(min=1, help="As the scenario says by default.")] = None,
-    memory: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="As the scenario says by default.")] = None,
-    replay: Annotated[Replay | None, typer.Option(help="As the scenario says by default.")] = None,
-    exploration: Annotated[
-        bool | None, typer.Option("--exploration/--no-exploration", help="As the scenario says by default.")
-    ] = None,
-    baseline: Annotated[Baseline | None, typer.Option(help="As the scenario says by default.")] = None,
-    entropy_weight: Annotated[float | None, typer.Option(min=0, help="As the scenario says by default.")] = None,
-    reward: Annotated[Reward | None, typer.Option(help="As the scenario says by default.")] = None,
-    discount: Annotated[float | None, typer.Option(min=0, max=0.999, help="As the scenario says by default.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=1e-9, help="Step size of Adam.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Decisions of each gradient.")] = None,
+    samples_min: Annotated[int | None, typer.Option(min=1, help="Decisions known before the first round.")] = None,
+    memory: Memory = None,
+    replay: ReplayOption = None,
+    exploration: Exploration = None,
+    baseline: BaselineOption = None,
+    entropy_weight: Entropy = None,
+    reward: RewardOption = None,
+    discount: Discount = None,
     resume: Resume = False,
     restart: Restart = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Teach a policy in all clusters of the scenario through the rounds of its section `federation`.
 
-    The same options give the same files, also when it was interrupted and resumed.
+    What no option says of learning, from the step size on, is as that section says. The same options give the same
+    files, also when it was interrupted and resumed.
     """
     section = _section(scenario)
     recipe = replace(

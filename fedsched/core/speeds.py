@@ -48,9 +48,6 @@ class SpeedSums(Record, frozen=True):
     def __add__(self, other: SpeedSums) -> SpeedSums:
         return SpeedSums(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
-    def __neg__(self) -> SpeedSums:
-        return SpeedSums(-self.count, -self.total, -self.squares)
-
     def __sub__(self, other: SpeedSums) -> SpeedSums:
         return SpeedSums(self.count - other.count, self.total - other.total, self.squares - other.squares)
 

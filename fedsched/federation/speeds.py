@@ -31,23 +31,3 @@ def merge(contributions: Mapping[ClusterName, SpeedStatistics]) -> SpeedStatisti
     if problem:
         raise InvalidInput(f"the clusters' statistics of speeds are too many to add up: {problem}", "forget old ones")
     return total
-
-
-def without(total: SpeedStatistics, contribution: SpeedStatistics) -> SpeedStatistics:
-    """What the others know: the total without what a cluster has given itself.
-
-    A cluster adds it to its own, newer sums.
-
-    Raises:
-        InvalidInput: the contribution is not a part of the total.
-    """
-    others = SpeedStatistics(total)
-    for cell, sums in contribution:
-        others.add(cell, -sums)
-    problem = problem_with(others)
-    if problem:
-        raise InvalidInput(
-            f"what was taken out of the total is not a part of it: {problem}",
-            "take out what the cluster contributed to this very total",
-        )
-    return others

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 from rich.console import Console
 
 from fedsched.adapters.attach import AttachClient
@@ -393,3 +394,13 @@ def test_whoever_follows_events_hears_each_once_while_the_controller_is_restarte
     assert lines == [f"job/1/{seq}\n" for seq in range(1, len(lines) + 1)]
     assert len(lines) == len(before) + 2
     assert run("events", "-f").code == 7, "what was never reached is told at once"
+
+
+def test_a_cluster_whose_nodes_are_closed_shows_how_many_are_left(store: MemoryStore, server: str, run: Run) -> None:
+    """Half a cluster that is down explains a queue better than anything that is said of the jobs in it."""
+    east = StandInAgent(store, "east")
+    first, *others = east.record.nodes
+    record = replace(east.record, nodes=(replace(first, schedulable=False), *others))
+    eventually(lambda: " 2 " in run("info").out, "it has two nodes")
+    store.commit((), (Put(keys.cluster(east.name), codec.dumps(record), east.lease),))
+    eventually(lambda: " 1/2 " in run("info").out, "one of them is open")

@@ -1,8 +1,9 @@
-"""The commands that measure: bench core, sim, decision, train, scaling, training."""
+"""The commands that measure: bench core, sim, decision, train, scaling, training, sharing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ def register(app: typer.Typer) -> None:
     group.command()(train)
     group.command()(scaling)
     group.command()(training)
+    group.command()(sharing)
     app.add_typer(group, name="bench")
 
 
@@ -211,3 +213,58 @@ def _chosen(text: str, cases: Collection[str], usual: Iterable[str]) -> tuple[st
     if unknown:
         raise InvalidInput(f"there is no case {', '.join(unknown)}", f"the cases are {', '.join(cases)}")
     return names or tuple(usual)
+
+
+def sharing(
+    experiment: Annotated[Path, typer.Argument(help="The experiment's YAML file, with a federation.")],
+    policy: Annotated[str, typer.Option(help="Label of the policy that learns speeds; by default the first.")] = "",
+    together: Annotated[str, typer.Option(help="How many clusters share, with commas between.")] = "1,2,4,8",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each.")] = 3,
+    held_out: Annotated[int, typer.Option(min=1, help="Workloads that what was learned is judged on.")] = 1,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="What is good enough, over the greedy's JCT.")] = 0.1,
+    output: Output = Format.TABLE,
+) -> None:
+    """Measure how many slots clusters need to learn speeds, alone and sharing what they see.
+
+    Good enough is a mean JCT within the tolerance of that of the greedy policy that knows the true speeds.
+    """
+    from fedsched.errors import InvalidInput
+    from fedsched.sim.experiment import load_experiment
+    from fedsched.sim.speed_curves import curves, summary
+
+    try:
+        sizes = sorted({1, *(int(size) for size in together.split(","))})
+        if sizes[0] < 1:
+            raise ValueError
+    except ValueError:
+        raise InvalidInput(
+            f"--together is {together!r}; whole numbers above 0 were expected, with commas between", "try 1,2,4,8"
+        ) from None
+    declared = load_experiment(experiment)
+    label = policy or next(iter(declared.policies))
+    if label not in declared.policies:
+        raise InvalidInput(f"{experiment} has no policy {label}", f"take one of {', '.join(declared.policies)}")
+    found = curves(
+        declared,
+        label,
+        sizes=sizes,
+        seeds=range(seeds),
+        held_out=held_out,
+        tell=lambda text: typer.echo(text, err=True),
+    )
+    speedups = summary(found, tolerance)
+    if not emit({"speedups": speedups, "curves": found}, output, [str(speedup.together) for speedup in speedups]):
+        table(
+            ("TOGETHER", "SLOTS", "95%", "REACHED", "AT THE END", "WORST AGAINST ALONE"),
+            [
+                (
+                    speedup.together,
+                    f"{speedup.slots.mean:.1f}",
+                    "" if speedup.slots.half is None else f"±{speedup.slots.half:.1f}",
+                    f"{speedup.reached:.0%}",
+                    f"{speedup.excess.mean:+.1%}",
+                    f"{speedup.worst_cluster} {speedup.worst.mean:+.1%}",
+                )
+                for speedup in speedups
+            ],
+        )

@@ -46,6 +46,7 @@ class SpeedSharing:
         self._cluster = cluster
         self._policy = policy
         self._term = term
+        policy.explorer = cluster
         if not policy.epoch:
             policy.epoch = term
         self._counted = (0, 0)

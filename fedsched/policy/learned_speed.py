@@ -49,7 +49,7 @@ from pydantic import Field
 from fedsched.config import Tree
 from fedsched.core.cluster import Node
 from fedsched.core.decision import Budget, Decision, JobView, Observation
-from fedsched.core.ids import JobId, NodeName
+from fedsched.core.ids import JobId, NodeName, stream
 from fedsched.core.job import Allocation, Range, allocation_of
 from fedsched.core.packing import pack
 from fedsched.core.record import Record
@@ -70,7 +70,7 @@ from fedsched.policy.marginal import (
     urgency,
 )
 from fedsched.policy.remembering import recall
-from fedsched.policy.speed_model import FORGOTTEN, Belief, Kind, SpeedModel, Surface
+from fedsched.policy.speed_model import FORGOTTEN, Belief, Floats, Kind, SpeedModel, Surface
 from fedsched.policy.speed_trust import trusted
 
 SLOW_MIN = 1e-9
@@ -214,6 +214,8 @@ class LearnedSpeed:
         self.version = version
         self.epoch = 0
         """The agent's term in which it began to remember; 0 before it takes part in a federation."""
+        self.explorer = ""
+        """Whose liking it has for what is worth a try, where others explore too."""
         self._number = 0
         """Grows with all that it sees."""
         self._taken = 0
@@ -525,13 +527,15 @@ class LearnedSpeed:
         surface = self._model.surface(kind, *most)
         found = self._curves.get(key)
         if found is None or found[0] is not surface:
-            found = self._curves[key] = (surface, self._curve_of(view, surface, self._cluster.capacity))
+            found = self._curves[key] = (surface, self._curve_of(view, kind, surface))
         return found
 
-    def _curve_of(self, view: JobView, surface: Surface, capacity: Resources) -> Curve:
-        beta = self._options.explore * (2 if surface.cells < NEW_CELLS else 1)
-        least, on = view.minimum, surface.grid
-        rates = surface.rates(beta)
+    def _curve_of(self, view: JobView, kind: Kind, surface: Surface) -> Curve:
+        beta: float | Floats = self._options.explore * (2 if surface.cells < NEW_CELLS else 1)
+        least, on, capacity = view.minimum, surface.grid, self._cluster.capacity
+        if len(self._others):
+            beta = beta * self._share(kind, len(on.workers))
+        rates = believed = surface.rates(beta)
         allowed = (on.workers >= least.workers) & (on.workers <= view.workers.maximum)
         allowed &= (on.ps >= least.ps) & (on.ps <= view.ps.maximum)
         workers, ps, rates = on.workers[allowed], on.ps[allowed], rates[allowed]
@@ -540,8 +544,18 @@ class LearnedSpeed:
             if cell[0] >= 1 and not ((workers == cell[0]) & (ps == cell[1])).any():
                 at = on.nearest(*cell)
                 workers, ps = np.append(workers, cell[0]), np.append(ps, cell[1])
-                rates = np.append(rates, surface.rates(beta)[at])
+                rates = np.append(rates, believed[at])
         return Curve(workers, ps, rates, per_unit(view.worker_demand, capacity), per_unit(view.ps_demand, capacity))
+
+    def _share(self, kind: Kind, cells: int) -> Floats:
+        """This cluster's share of the exploration of each allocation; the mean over clusters is 1.
+
+        Clusters that know the same would try the same in the same slot, and learn from eight what one could have shown.
+        So each has a liking of its own, which stays (Dimakopoulou and Van Roy, ICML 2018: concurrent explorers need
+        to be different and to stick to it).
+        """
+        chance = stream(0, "/".join((self.explorer, *kind))).random
+        return np.array([2 * chance() for _ in range(cells)])
 
     # --- Weigh
 

@@ -101,11 +101,11 @@ class Grid:
         return index
 
     def _nearest(self, workers: int, ps: int) -> int:
-        gap = np.abs(np.log2(self.workers / workers)) + np.abs(_places(self.ps) - _place(ps))
+        gap = np.abs(np.log2(self.workers / workers)) + np.abs(_places(self.ps) - place(ps))
         return int(np.argmin(gap))
 
 
-def _place(ps: int) -> float:
+def place(ps: int) -> float:
     """Where a number of parameter servers lies: none is a doubling before one."""
     return float(np.log2(ps)) if ps else -1.0
 
@@ -148,7 +148,7 @@ class Surface:
     cells: int
     """In which something was observed."""
 
-    def rates(self, beta: float) -> Floats:
+    def rates(self, beta: float | Floats) -> Floats:
         """Epochs per second, so many standard deviations above the mean."""
         rates: Floats = np.exp(self.mean + beta * self.deviation)
         return rates

@@ -4,10 +4,13 @@ Nothing but its name says that a class of one cluster is that of another (`type`
 the same and the models are not, or where a cluster sends what nobody can tell from speeds, sums of all would mislead
 everybody. So a class is believed per cluster:
 
-* What a cluster has seen itself is compared, allocation by allocation, with what each of the others says of the class.
-  Where they are further apart than chance and different machines explain (`LIKE`), that part of the class is left out.
-* What has no allocation in common with that is compared with those that agree with it. A class of which the cluster has
-  seen nothing is judged by the median over the others; of two that contradict each other neither is used.
+* What a cluster has seen itself is compared with what each of the others says of the class, each allocation with the
+  nearest. Where they are further apart than chance, different machines (`LIKE`) and the distance (`STEEP`) explain,
+  that cluster's part of the class is left out.
+* A class of which the cluster has seen nothing is judged by the median over the others, without what only one of them
+  has seen. Of two that contradict each other neither is used.
+* Where there is nothing to compare a class with, its cluster is believed unless it is wrong about more classes than it
+  is right about.
 * Of what is used each part counts as if its cluster were off by `APART` of its own: however many jobs it has seen, it
   says no more than that allows. What was seen here counts in full, so in the end it decides.
 
@@ -16,15 +19,21 @@ All of it follows from the statistics alone, in whatever order they came.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
 from statistics import median
 
+import numpy as np
+
 from fedsched.core.speeds import NONE, UNIT, SpeedCell, SpeedStatistics, SpeedSums
-from fedsched.policy.speed_model import NOISE, NOISE_WEIGHT, Kind
+from fedsched.policy.speed_model import NOISE, NOISE_WEIGHT, Floats, Kind, place
 
 LIKE = 0.15
 """Standard deviation, in logarithms, between clusters whose jobs are of one class."""
+STEEP = 0.5
+"""Standard deviation of what a doubling of either role does to the logarithm of a class's speed."""
 APART = 0.05
 """How far a cluster's speeds of a class are off as a whole, for the weight of what it says."""
 FAR = 4.0
@@ -54,15 +63,26 @@ def trusted(own: SpeedStatistics, parts: Sequence[SpeedStatistics], period_last:
             all the rest forgotten.
     """
     mine, theirs = _by_kind(own), [_by_kind(part) for part in parts]
-    result = SpeedStatistics()
+    used: list[tuple[_Cells, float, int, bool]] = []
+    balance = [0] * len(parts)
+    """By part: classes in which it was found right, less those in which it was found wrong."""
     for kind in sorted({kind for part in theirs for kind in part}):
         cells = [part.get(kind, []) for part in theirs]
         here = mine.get(kind, [])
         noise = _noise([*cells, here])
-        for index in _agreeing(_means(here), [_means(one) for one in cells], noise):
-            for cell, sums in cells[index]:
-                if cell.period <= period_last:
-                    result.add(cell, _discounted(sums, noise))
+        verdicts = _verdicts(_means(here), [_means(one) for one in cells], noise)
+        for index, right in verdicts.items():
+            balance[index] += 0 if right is None else 1 if right else -1
+            if right is not False:
+                used.append((cells[index], noise, index, right is None))
+    result = SpeedStatistics()
+    for cells_of, noise, index, unknown in used:
+        # Who is wrong about what we know is not believed about the rest.
+        if unknown and balance[index] < 0:
+            continue
+        for cell, sums in cells_of:
+            if cell.period <= period_last:
+                result.add(cell, _discounted(sums, noise))
     return result
 
 
@@ -98,17 +118,28 @@ def _noise(classes: Sequence[_Cells]) -> float:
     return float(min(NOISE_MAX, (spare / free) ** 0.5))
 
 
-def _agreeing(own: _Class, parts: Sequence[_Class], noise: float) -> list[int]:
-    """Which parts are of the same class as what was seen here, or as most of them where nothing was."""
-    told = {index: _apart(own, part, noise) for index, part in enumerate(parts) if part}
-    good = [index for index, apart in told.items() if apart is not None and apart <= FAR]
-    unknown = [index for index, apart in told.items() if apart is None]
-    middle = _middle([own, *(parts[index] for index in good or unknown)])
-    for index in unknown:
-        apart = _apart(middle, parts[index], noise)
-        if apart is None or apart <= FAR:
-            good.append(index)
-    return sorted(good)
+def _verdicts(own: _Class, parts: Sequence[_Class], noise: float) -> dict[int, bool | None]:
+    """Whether each part is of the same class as what was seen here, or as most of them where nothing was.
+
+    None: there is nothing to compare it with.
+    """
+    there = [index for index, part in enumerate(parts) if part]
+    if own:
+        like = [index for index in there if _apart(own, parts[index], noise) <= FAR]
+        # Who has tried the same as we have says what to think of those who have tried something else.
+        friends = [index for index in like if own.keys() & parts[index].keys()]
+        known = _middle([own, *(parts[index] for index in friends)])
+        return {
+            index: index in friends or (index in like and _apart(known, parts[index], noise) <= FAR) for index in there
+        }
+    middle = _middle([parts[index] for index in there])
+    seen = Counter(where for index in there for where in parts[index])
+    verdicts: dict[int, bool | None] = {}
+    for index in there:
+        # What only one has seen is no witness for it.
+        others = {at: mean for at, mean in middle.items() if at not in parts[index] or seen[at] > 1}
+        verdicts[index] = _apart(others, parts[index], noise) <= FAR if others else None
+    return verdicts
 
 
 def _middle(classes: Sequence[_Class]) -> _Class:
@@ -123,16 +154,18 @@ def _middle(classes: Sequence[_Class]) -> _Class:
     }
 
 
-def _apart(one: _Class, other: _Class, noise: float) -> float | None:
-    """Mean squared difference relative to what is expected of one class; None where they have nothing in common."""
-    both = one.keys() & other.keys()
-    if not both:
-        return None
-    return sum(
-        (one[where].log - other[where].log) ** 2
-        / (LIKE**2 + noise**2 * (1 / one[where].count + 1 / other[where].count))
-        for where in sorted(both)
-    ) / len(both)
+def _apart(one: _Class, other: _Class, noise: float) -> float:
+    """Mean squared difference relative to what is expected of one class, between allocations that are nearest."""
+    here, there = _table(one), _table(other)
+    distance = np.abs(there[:, None, :2] - here[None, :, :2]).sum(axis=2)
+    nearest = here[distance.argmin(axis=1)]
+    expected = LIKE**2 + (STEEP * distance.min(axis=1)) ** 2 + noise**2 * (1 / nearest[:, 3] + 1 / there[:, 3])
+    return float(((there[:, 2] - nearest[:, 2]) ** 2 / expected).mean())
+
+
+def _table(one: _Class) -> Floats:
+    """By allocation, sorted: where it lies in doublings, mean and count."""
+    return np.array([[log2(at[0]), place(at[1]), mean.log, mean.count] for at, mean in sorted(one.items())])
 
 
 def _discounted(sums: SpeedSums, noise: float) -> SpeedSums:

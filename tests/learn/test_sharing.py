@@ -133,3 +133,18 @@ def test_an_offer_that_is_damaged_changes_nothing() -> None:
 def test_a_cluster_with_another_calendar_is_refused() -> None:
     update = Agent(EAST, 1).run(20).update()
     assert "the federation's last 60 s" in Sums(60.0).inspect(Pool(), update.gradients).misfit
+
+
+def test_clusters_that_know_the_same_try_different_things() -> None:
+    """Eight clusters that all try the same learn from eight slots what one could have shown."""
+    known = Agent(ClusterName("north"), 3).run(4)
+    pool = combined(Pool(), known.update())
+    alike = [Agent(name, 1) for name in (EAST, WEST)]
+    for agent in alike:
+        agent.sharing.take(offer(pool))
+        agent.run(12)
+    tried = [{(cell.job_type, cell.workers) for cell, _ in agent.policy.observed} for agent in alike]
+    assert tried[0] != tried[1]
+    again = Agent(EAST, 1)
+    again.sharing.take(offer(pool))
+    assert again.run(12).policy.observed == alike[0].policy.observed, "each sticks to its own"

@@ -84,6 +84,16 @@ def test_what_was_seen_elsewhere_is_checked_by_those_that_agree_with_us() -> Non
     assert trusted(own, [friend, stranger], 1) == trusted(own, [friend], 1)
 
 
+def test_who_is_wrong_about_what_we_know_is_not_believed_about_the_rest() -> None:
+    """A liar's classes that nobody else has would teach what classes look like."""
+    own = cluster(0.9).merged([cluster(0.5, name="bert")])
+    secret = cluster(-0.9, name="secret")
+    liar = cluster(-0.9).merged([cluster(-0.5, name="bert"), secret])
+    assert trusted(own, [liar], 1) == NOBODY
+    honest = cluster(0.9, seed=5).merged([cluster(0.5, name="bert", seed=6), secret])
+    assert classes(trusted(own, [honest], 1)) == {"resnet", "bert", "secret"}
+
+
 def test_a_somewhat_slower_machine_is_no_other_class() -> None:
     own, slower = cluster(0.9), cluster(0.9, level=0.0085, seed=2)
     assert len(trusted(own, [slower], 1)) == len(WORKERS)

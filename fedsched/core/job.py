@@ -94,14 +94,15 @@ def role_of(task: TaskName) -> Role:
 def allocation_of(placement: Placement) -> Allocation:
     """How many tasks of each role a placement, which is sorted by task name, holds."""
     if not placement or placement[0].task.startswith("worker-"):
-        return _workers_only(len(placement))
+        return sized(len(placement), 0)
     ps = bisect_left(placement, _BEFORE_WORKERS)
-    return Allocation(len(placement) - ps, ps)
+    return sized(len(placement) - ps, ps)
 
 
-@lru_cache(maxsize=1024)
-def _workers_only(count: int) -> Allocation:
-    return Allocation(count, 0)
+@lru_cache(maxsize=4096)
+def sized(workers: int, ps: int) -> Allocation:
+    """An allocation that is made once, for where thousands of equal ones are asked for."""
+    return Allocation(workers, ps)
 
 
 _BEFORE_WORKERS = TaskPlacement(TaskName(Role.WORKER.value), NodeName(""))

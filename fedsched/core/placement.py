@@ -9,28 +9,30 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 from heapq import heappop, heappush
+from operator import itemgetter
 from random import Random
 
 from fedsched.core.choosing import Rule, left_over
 from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName, TaskName, stream
-from fedsched.core.job import TASKS_MAX, Allocation, Placement, Role, TaskPlacement, allocation_of, task_name
+from fedsched.core.job import TASKS_MAX, Allocation, Placement, Role, TaskPlacement, allocation_of, sized, task_name
 from fedsched.core.packing import pack, times
 from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of
 
 _Kind = tuple[str, bool, Resources]
 """What of a node does not change within a slot: accelerator, whether it takes tasks, capacity."""
 _Group = tuple[int, int, int]
-"""Number of the kind, what is free and what of that is soft."""
+"""Number of the kind, what is free, and what of that is firm."""
+_job_id = itemgetter(0)
 _Grade = tuple[bool, int, tuple[float, ...]]
 """Whether a running task would have to go, how little the accelerator is liked, and the rule's rank."""
 
 
 class _Rooms:
-    """What is free on each node. `soft` is what running tasks hold that nobody has granted again yet.
+    """What is free on each node, and what of that is firm: free even if all running tasks were granted again.
 
-    Nodes of one kind with as much free and as much soft are as good as each other but for their names, and in a large
+    Nodes of one kind with as much free and as much firm are as good as each other but for their names, and in a large
     cluster there are few such groups; so a node is chosen among groups. Amounts are integers; see `amount_of`.
     """
 
@@ -39,7 +41,7 @@ class _Rooms:
         self._chance = chance
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
         self.free = {name: amount_of(node.capacity) for name, node in self.nodes.items()}
-        self.soft = dict.fromkeys(self.nodes, 0)
+        self.firm = dict(self.free)
         self._names = list(self.nodes)
         self._index = {name: index for index, name in enumerate(self._names)}
         kinds = {name: (node.accelerator, node.schedulable, node.capacity) for name, node in self.nodes.items()}
@@ -58,21 +60,26 @@ class _Rooms:
         most grants do not: they confirm what runs."""
 
     def take(self, node: NodeName, demand: int) -> None:
-        self._set(node, self.free[node] - demand, self.soft[node])
+        self.free[node] -= demand
+        self.firm[node] -= demand
+        self.moved[node] = None
 
     def give_back(self, node: NodeName, demand: int) -> None:
-        self._set(node, self.free[node] + demand, self.soft[node])
+        self.take(node, -demand)
 
     def soften(self, node: NodeName, demand: int) -> None:
-        self._set(node, self.free[node], self.soft[node] + demand)
+        """A running task holds this."""
+        self.firm[node] -= demand
+        self.moved[node] = None
 
     def confirm(self, node: NodeName, demand: int) -> None:
-        """What was soft is granted."""
-        self._set(node, self.free[node] - demand, self.soft[node] - demand)
+        """What a running task holds is granted."""
+        self.free[node] -= demand
+        self.moved[node] = None
 
     def release(self, node: NodeName, demand: int) -> None:
-        """What was granted is soft again."""
-        self._set(node, self.free[node] + demand, self.soft[node] + demand)
+        """It is not granted any more."""
+        self.confirm(node, -demand)
 
     def fits(self, node: NodeName, demand: int) -> bool:
         return not (self.free[node] - demand) & OVERDRAWN
@@ -83,34 +90,35 @@ class _Rooms:
             return True  # what is drawn for tasks that do not fit is part of a run's story
         self._note()
         for (kind, free, _), nodes in self._sizes.items():
-            if count <= 0:
-                break
             if _takes(self._every_kind[kind], accelerators):
                 count -= nodes * _times(free, demand)
+                if count <= 0:
+                    return True
         return count <= 0
 
-    def _set(self, node: NodeName, free: int, soft: int) -> None:
-        self.free[node], self.soft[node] = free, soft
-        self.moved[node] = None
-
     def _note(self) -> None:
-        sizes = self._sizes
-        for name in self.moved:
-            group = (self._kinds[name], self.free[name], self.soft[name])
-            before = self._group_of.get(name)
+        moved = self.moved
+        if not moved:
+            return
+        sizes, group_of, members = self._sizes, self._group_of, self._members
+        kinds, free, firm, index = self._kinds, self.free, self.firm, self._index
+        for name in moved:
+            group = (kinds[name], free[name], firm[name])
+            before = group_of.get(name)
             if group == before:
                 continue
             if before is not None:
                 sizes[before] -= 1
                 if not sizes[before]:
                     self._retire(before)
-            self._group_of[name] = group
-            if group not in sizes:
-                sizes[group], self._members[group] = 0, []
+            group_of[name] = group
+            if group in sizes:
+                sizes[group] += 1
+                heappush(members[group], index[name])
+            else:
+                sizes[group], members[group] = 1, [index[name]]
                 self._introduce(group)
-            sizes[group] += 1
-            heappush(self._members[group], self._index[name])
-        self.moved.clear()
+        moved.clear()
 
     def _introduce(self, group: _Group) -> None:
         for (demand, accelerators), graded in self._graded.items():
@@ -156,7 +164,7 @@ class _Rooms:
         if not graded:
             return None
         best = min(graded.values())
-        return best, min(self._first(group) for group, grade in graded.items() if grade == best)
+        return best, min([self._first(group) for group, grade in graded.items() if grade == best])
 
     def _first(self, group: _Group) -> int:
         members, names, group_of = self._members[group], self._names, self._group_of
@@ -167,7 +175,7 @@ class _Rooms:
     def _choose_any(self, demand: int, accelerators: tuple[str, ...]) -> NodeName | None:
         best: tuple[bool, int, float, NodeName] | None = None
         for name in self._names:
-            group = (self._kinds[name], self.free[name], self.soft[name])
+            group = (self._kinds[name], self.free[name], self.firm[name])
             if self._would_take(group, demand, accelerators):
                 grade = (*self._grade(group, demand, accelerators)[:2], self._chance.random(), name)
                 best = grade if best is None or grade < best else best
@@ -177,13 +185,13 @@ class _Rooms:
         return not (group[1] - demand) & OVERDRAWN and _takes(self._every_kind[group[0]], accelerators)
 
     def _grade(self, group: _Group, demand: int, accelerators: tuple[str, ...]) -> _Grade:
-        kind, free, soft = group
+        kind, free, firm = group
         accelerator, _, capacity = self._every_kind[kind]
         if self._rule == "spread":
             rank: tuple[float, ...] = (_share_with(capacity, free, demand),)
         else:
             rank = left_over(resources_of(free))
-        return bool((free - soft - demand) & OVERDRAWN), _preference(accelerator, accelerators), rank
+        return bool((firm - demand) & OVERDRAWN), _preference(accelerator, accelerators), rank
 
 
 def _takes(kind: _Kind, accelerators: tuple[str, ...]) -> bool:
@@ -206,49 +214,70 @@ def _preference(accelerator: str, accelerators: tuple[str, ...]) -> int:
     return accelerators.index(accelerator) if accelerator in accelerators else 0
 
 
+class _Part:
+    """What one job has been granted of one role, and which of its running tasks are still to be confirmed."""
+
+    __slots__ = ("amount", "count", "demand", "role", "unconfirmed", "unused")
+
+    def __init__(self, role: Role, demand: Resources) -> None:
+        self.role = role
+        self.demand = demand
+        """Of one task."""
+        self.amount = amount_of(demand)
+        self.count = 0
+        self.unconfirmed: list[TaskPlacement] = []
+        self.unused = 0
+        """No lower index than this is unused."""
+
+
 class _Grant:
-    """What one job has been granted so far and which of its running tasks are still to be confirmed."""
+    """What one job has been granted so far."""
+
+    __slots__ = ("_taken", "granted", "ps", "view", "worker")
 
     def __init__(self, view: JobView) -> None:
         self.view = view
         self.granted: list[TaskPlacement] = []
-        self.unconfirmed: dict[Role, list[TaskPlacement]] = {Role.WORKER: [], Role.PS: []}
+        self.worker = _Part(Role.WORKER, view.worker_demand)
+        self.ps = _Part(Role.PS, view.ps_demand)
         for entry in view.placement:
-            self.unconfirmed[entry.role].append(entry)
-        self.amounts = {Role.WORKER: amount_of(view.worker_demand), Role.PS: amount_of(view.ps_demand)}
-        self._counts = {Role.WORKER: 0, Role.PS: 0}
+            self.part_of(entry).unconfirmed.append(entry)
         self._taken = {entry.task for entry in view.placement}
         """Names of tasks that run or are granted."""
 
-    def demand(self, role: Role) -> Resources:
-        return self.view.worker_demand if role is Role.WORKER else self.view.ps_demand
+    def part_of(self, entry: TaskPlacement) -> _Part:
+        return self.worker if entry.task.startswith(_WORKERS) else self.ps
 
     @property
     def allocation(self) -> Allocation:
-        return Allocation(self._counts[Role.WORKER], self._counts[Role.PS])
+        return sized(self.worker.count, self.ps.count)
 
-    def add(self, entry: TaskPlacement, role: Role) -> None:
+    def add(self, entry: TaskPlacement, part: _Part) -> None:
         self.granted.append(entry)
-        self._counts[role] += 1
+        part.count += 1
         self._taken.add(entry.task)
 
-    def add_all(self, ran: list[TaskPlacement], role: Role) -> None:
+    def add_all(self, ran: list[TaskPlacement], part: _Part) -> None:
         """The same for tasks that run, whose names are taken anyway."""
         self.granted += ran
-        self._counts[role] += len(ran)
+        part.count += len(ran)
 
-    def drop(self, entry: TaskPlacement, role: Role, *, ran: bool) -> None:
+    def drop(self, entry: TaskPlacement, part: _Part, *, ran: bool) -> None:
         self.granted.remove(entry)
-        self._counts[role] -= 1
+        part.count -= 1
         if not ran:
             self._taken.discard(entry.task)
+            part.unused = 0
 
-    def unused_name(self, role: Role) -> TaskName:
+    def unused_name(self, part: _Part) -> TaskName:
         """The lowest index that neither a granted nor a running task of the job carries."""
-        index = 0
-        while (name := task_name(role, index)) in self._taken:
-            index += 1
+        while (name := _name(part.role, part.unused)) in self._taken:
+            part.unused += 1
         return name
+
+
+_name = lru_cache(maxsize=4096)(task_name)
+_WORKERS = f"{Role.WORKER.value}-"
 
 
 class TentativePlacement:
@@ -278,18 +307,17 @@ class TentativePlacement:
         grant = self._grants.get(job_id)
         if grant is None or grant.view.pinned or workers < 0 or ps < 0 or workers + ps == 0:
             return False
-        after = grant.allocation + Allocation(workers, ps)
-        view = grant.view
-        if after.workers > view.workers.maximum or after.ps > view.ps.maximum:
+        view, after_workers, after_ps = grant.view, grant.worker.count + workers, grant.ps.count + ps
+        if after_workers > view.workers.maximum or after_ps > view.ps.maximum:
             return False
-        if after.workers < view.minimum.workers or after.ps < view.minimum.ps:
+        if after_workers < max(1, view.workers.minimum) or after_ps < view.ps.minimum:
             return False
         allowed = view.accelerators
         if accelerator:
             if allowed and accelerator not in allowed:
                 return False
             allowed = (accelerator,)
-        return self._place(grant, [Role.WORKER] * workers + [Role.PS] * ps, allowed)
+        return self._place(grant, workers, ps, allowed)
 
     def allocation(self, job_id: JobId) -> Allocation:
         """What the job has been granted so far; nothing for an unknown job."""
@@ -298,9 +326,9 @@ class TentativePlacement:
 
     def allocations(self) -> tuple[tuple[JobId, Allocation], ...]:
         """All grants, sorted by job id; jobs with nothing are left out."""
-        return tuple(
-            (job_id, self._grants[job_id].allocation) for job_id in sorted(self._grants) if self._grants[job_id].granted
-        )
+        found = [(job_id, grant.allocation) for job_id, grant in self._grants.items() if grant.granted]
+        found.sort(key=_job_id)
+        return tuple(found)
 
     def placement(self, job_id: JobId) -> Placement:
         """Where the granted tasks go, sorted by task name."""
@@ -320,132 +348,147 @@ class TentativePlacement:
         view = grant.view
         if view.pinned or grant.granted:
             return False
-        roles = [Role.WORKER] * view.minimum.workers + [Role.PS] * view.minimum.ps
-        fits = self._place(grant, roles, view.accelerators)
+        fits = self._place(grant, view.minimum.workers, view.minimum.ps, view.accelerators)
         if fits:
             for entry in list(grant.granted):
-                self._undo(grant, entry, entry.role, entry in view.placement)
+                self._undo(grant, entry, grant.part_of(entry), entry in view.placement)
         return fits
 
     def _reserve(self, grant: _Grant) -> None:
-        for role, entries in grant.unconfirmed.items():
-            for entry in entries:
-                if entry.node in self._rooms.soft:
-                    self._rooms.soften(entry.node, grant.amounts[role])
+        firm = self._rooms.firm
+        for part in (grant.worker, grant.ps):
+            for entry in part.unconfirmed:
+                if entry.node in firm:
+                    self._rooms.soften(entry.node, part.amount)
 
     def _confirm_all(self, grant: _Grant) -> None:
-        for role in Role:
-            while grant.unconfirmed[role]:
-                self._confirm(grant, role)
+        for part in (grant.worker, grant.ps):
+            self._confirm(grant, part, len(part.unconfirmed))
 
     def _confirm_minimum(self, grant: _Grant) -> None:
         view = grant.view
         if view.pinned or not view.placement:
             return
-        for role, count in ((Role.WORKER, view.minimum.workers), (Role.PS, view.minimum.ps)):
-            for _ in range(min(count, len(grant.unconfirmed[role]))):
-                self._confirm(grant, role)
+        self._confirm(grant, grant.worker, view.minimum.workers)
+        self._confirm(grant, grant.ps, view.minimum.ps)
 
-    def _confirm(self, grant: _Grant, role: Role) -> None:
-        """Grant a running task its own place again, lowest index first."""
-        entry = grant.unconfirmed[role].pop(0)
-        if entry.node in self._rooms.free:
-            self._rooms.confirm(entry.node, grant.amounts[role])
-        grant.add(entry, role)
+    def _confirm(self, grant: _Grant, part: _Part, count: int) -> None:
+        """Grant so many running tasks, if there are as many, their own places again, lowest index first."""
+        confirmed, part.unconfirmed = part.unconfirmed[:count], part.unconfirmed[count:]
+        for entry in confirmed:
+            if entry.node in self._rooms.free:
+                self._rooms.confirm(entry.node, part.amount)
+        grant.add_all(confirmed, part)
 
-    def _place(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
+    def _place(self, grant: _Grant, workers: int, ps: int, allowed: tuple[str, ...]) -> bool:
         """Place all or nothing: spread by load and, where that runs into a corner, packed exactly."""
-        for role in Role:
-            new = roles.count(role) - len(grant.unconfirmed[role])
-            if new > 0 and not self._rooms.could_hold(grant.amounts[role], new, allowed):
+        wanted = ((grant.worker, workers), (grant.ps, ps))
+        for part, count in wanted:
+            new = count - len(part.unconfirmed)
+            if new > 0 and not self._rooms.could_hold(part.amount, new, allowed):
                 return False
-        placed: list[tuple[TaskPlacement, Role, bool]] = []
-        for role in (Role.WORKER, Role.PS):
-            count = roles.count(role)
-            stayed = self._stay(grant, role, count, allowed)
-            placed += [(entry, role, True) for entry in stayed]
-            for _ in range(count - len(stayed)):
-                entry = self._place_one(grant, role, allowed)
+        kept: list[tuple[_Part, list[TaskPlacement]]] = []
+        added: list[tuple[_Part, TaskPlacement]] = []
+        for part, count in wanted:
+            if count and part.unconfirmed:
+                stayed = self._stay(grant, part, count, allowed)
+                count -= len(stayed)
+                kept.append((part, stayed))
+            for _ in range(count):
+                entry = self._place_one(grant, part, allowed)
                 if entry is None:
-                    for undone, its_role, had_stayed in reversed(placed):
-                        self._undo(grant, undone, its_role, had_stayed)
-                    return len(roles) > 1 and self._pack(grant, roles, allowed)
-                placed.append((entry, role, False))
+                    self._take_back(grant, kept, added)
+                    return workers + ps > 1 and self._pack(grant, workers, ps, allowed)
+                added.append((part, entry))
         return True
 
-    def _pack(self, grant: _Grant, roles: list[Role], allowed: tuple[str, ...]) -> bool:
+    def _take_back(
+        self, grant: _Grant, kept: list[tuple[_Part, list[TaskPlacement]]], added: list[tuple[_Part, TaskPlacement]]
+    ) -> None:
+        for part, entry in added:
+            self._undo(grant, entry, part, stayed=False)
+        for part, stayed in kept:
+            for entry in stayed:
+                self._undo(grant, entry, part, stayed=True)
+
+    def _pack(self, grant: _Grant, workers: int, ps: int, allowed: tuple[str, ...]) -> bool:
         """Place new tasks where an exact packing finds room; least loaded first may leave holes that fit nobody."""
+        amounts = {part.amount for part, count in ((grant.worker, workers), (grant.ps, ps)) if count}
         names = [
             name
             for name, node in self._rooms.nodes.items()
             if node.schedulable
             and (not allowed or node.accelerator in allowed)
-            and any(self._rooms.fits(name, grant.amounts[role]) for role in set(roles))
+            and any(self._rooms.fits(name, amount) for amount in amounts)
         ]
-        wanted = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
         rooms = [resources_of(self._rooms.free[name]) for name in names]
-        found = pack(rooms, grant.demand(Role.WORKER), grant.demand(Role.PS), wanted)
+        found = pack(rooms, grant.worker.demand, grant.ps.demand, Allocation(workers, ps))
         if found is None:
             return False
         for name, size in zip(names, found, strict=True):
-            for role, count in ((Role.WORKER, size.workers), (Role.PS, size.ps)):
+            for part, count in ((grant.worker, size.workers), (grant.ps, size.ps)):
                 for _ in range(count):
-                    self._rooms.take(name, grant.amounts[role])
-                    grant.add(TaskPlacement(grant.unused_name(role), name), role)
+                    self._rooms.take(name, part.amount)
+                    grant.add(TaskPlacement(grant.unused_name(part), name), part)
         return True
 
-    def _stay(self, grant: _Grant, role: Role, count: int, allowed: tuple[str, ...]) -> list[TaskPlacement]:
+    def _stay(self, grant: _Grant, part: _Part, count: int, allowed: tuple[str, ...]) -> list[TaskPlacement]:
         """Grant up to so many running tasks their places again, where there is still room for them.
 
-        Most tasks of most slots stay, thousands of them on a large cluster, so this is written for speed.
+        Most tasks of most slots stay, thousands of them on a large cluster, so this is written for speed: as long as
+        all can stay there is nothing to sort out.
         """
-        unconfirmed = grant.unconfirmed[role]
-        if not count or not unconfirmed:
-            return []
-        rooms, demand = self._rooms, grant.amounts[role]
-        free, soft, moved = rooms.free, rooms.soft, rooms.moved
+        unconfirmed, demand, rooms = part.unconfirmed, part.amount, self._rooms
+        free, moved = rooms.free, rooms.moved
         narrowed = allowed != grant.view.accelerators  # else a running task may stay wherever it is
-        stayed: list[TaskPlacement] = []
+        stayed = unconfirmed[:count]
+        for entry in stayed:
+            node = entry.node
+            left = free.get(node, -1) - demand
+            if left & OVERDRAWN or (narrowed and rooms.nodes[node].accelerator not in allowed):
+                break
+            free[node] = left
+            moved[node] = None
+        else:
+            part.unconfirmed = unconfirmed[count:]
+            grant.add_all(stayed, part)
+            return stayed
+        stayed, unconfirmed = stayed[: stayed.index(entry)], unconfirmed[stayed.index(entry) :]
         others: list[TaskPlacement] = []
         for position, entry in enumerate(unconfirmed):
             node = entry.node
-            if len(stayed) == count:
-                others += unconfirmed[position:]
-                break
-            left = free.get(node)
-            if (
-                left is not None
-                and not (left - demand) & OVERDRAWN
-                and not (narrowed and rooms.nodes[node].accelerator not in allowed)
-            ):
-                free[node] = left - demand
-                soft[node] -= demand
-                moved[node] = None
-                stayed.append(entry)
-            else:
+            left = free.get(node, -1) - demand
+            if left & OVERDRAWN or (narrowed and rooms.nodes[node].accelerator not in allowed):
                 others.append(entry)
-        grant.unconfirmed[role] = others
-        grant.add_all(stayed, role)
+                continue
+            free[node] = left
+            moved[node] = None
+            stayed.append(entry)
+            if len(stayed) == count:
+                others += unconfirmed[position + 1 :]
+                break
+        part.unconfirmed = others
+        grant.add_all(stayed, part)
         return stayed
 
-    def _place_one(self, grant: _Grant, role: Role, allowed: tuple[str, ...]) -> TaskPlacement | None:
+    def _place_one(self, grant: _Grant, part: _Part, allowed: tuple[str, ...]) -> TaskPlacement | None:
         """A new task, on a node that the rule chooses."""
-        rooms, demand = self._rooms, grant.amounts[role]
+        rooms, demand = self._rooms, part.amount
         node = rooms.choose(demand, allowed, {entry.node for entry in grant.granted} if self._gathers else ())
         if node is None:
             return None
         rooms.take(node, demand)
-        entry = TaskPlacement(grant.unused_name(role), node)
-        grant.add(entry, role)
+        entry = TaskPlacement(grant.unused_name(part), node)
+        grant.add(entry, part)
         return entry
 
-    def _undo(self, grant: _Grant, entry: TaskPlacement, role: Role, stayed: bool) -> None:
-        grant.drop(entry, role, ran=stayed)
+    def _undo(self, grant: _Grant, entry: TaskPlacement, part: _Part, stayed: bool) -> None:
+        grant.drop(entry, part, ran=stayed)
         if stayed:
-            self._rooms.release(entry.node, grant.amounts[role])
-            grant.unconfirmed[role] = sorted([*grant.unconfirmed[role], entry])
+            self._rooms.release(entry.node, part.amount)
+            part.unconfirmed = sorted([*part.unconfirmed, entry])
         else:
-            self._rooms.give_back(entry.node, grant.amounts[role])
+            self._rooms.give_back(entry.node, part.amount)
 
 
 def place(

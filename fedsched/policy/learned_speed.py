@@ -135,6 +135,11 @@ class _Memory:
     """What `steps` were made of."""
     steps: tuple[Step, ...] = ()
     view: JobView | None = None
+    believed_of: tuple[object, ...] = ()
+    """What `believed` follows from."""
+    believed: tuple[Surface, Curve] | None = None
+    own: tuple[Surface, dict[Cell, float], float] | None = None
+    """What follows from what it has shown on this surface; None once it has shown something else."""
 
 
 class _SavedJob(Record, frozen=True):
@@ -471,13 +476,17 @@ class LearnedSpeed:
         return max(0, int(time_s / self._options.period_s))
 
     def _hear(self, memory: _Memory, view: JobView, observation: Observation) -> None:
-        for sample in view.speeds:
-            if sample.workers and sample.epochs_per_s >= SLOW_MIN:
-                at = (sample.workers, sample.ps, sample.accelerator)
-                self._count(memory, view.job_type, at, sample.epochs_per_s, observation.time_s)
-        held, passed_s = allocation_of(view.placement), observation.time_s - memory.time_s
-        done = view.progress_epochs - memory.progress
-        if memory.view is None or held != memory.asked or not held.workers or done <= 0 or not self._long(passed_s):
+        before = memory.view
+        if before is None or before.speeds != view.speeds:
+            for sample in view.speeds:
+                if sample.workers and sample.epochs_per_s >= SLOW_MIN:
+                    at = (sample.workers, sample.ps, sample.accelerator)
+                    self._count(memory, view.job_type, at, sample.epochs_per_s, observation.time_s)
+        passed_s, done = observation.time_s - memory.time_s, view.progress_epochs - memory.progress
+        if before is None or done <= 0 or not self._long(passed_s):
+            return
+        held = allocation_of(view.placement)
+        if held != memory.asked or not held.workers:
             return
         at = (held.workers, held.ps, self._cluster.accelerator(view))
         if at not in memory.shown and done / passed_s >= SLOW_MIN:
@@ -511,13 +520,24 @@ class LearnedSpeed:
             cell = SpeedCell(job_type, accelerator, workers, ps, period)
             self._observed.add(cell, sums)
         self._model.touch(cell, self._given.at(cell) + self._observed.at(cell))
-        memory.shown[at] = (rate, cell, sums)
+        memory.shown[at], memory.own = (rate, cell, sums), None
 
     # --- Believe
 
-    def _curve(self, view: JobView) -> tuple[Surface, Curve]:
+    def _class_of(self, memory: _Memory, view: JobView) -> tuple[Surface, Curve]:
+        """What is believed of this job's like; worked out anew only where something of that has changed."""
+        accelerator = self._cluster.accelerator(view)
+        of = (
+            *(self._model, self._model.changes, self._cluster, view.job_type, accelerator),
+            *(view.workers, view.ps, view.worker_demand, view.ps_demand),
+        )
+        if memory.believed is None or memory.believed_of != of:
+            memory.believed_of, memory.believed = of, self._curve(view, accelerator)
+        return memory.believed
+
+    def _curve(self, view: JobView, accelerator: str) -> tuple[Surface, Curve]:
         """What is believed of jobs like this one."""
-        kind: Kind = (view.job_type, self._cluster.accelerator(view))
+        kind: Kind = (view.job_type, accelerator)
         key = (kind, view.workers, view.ps, view.worker_demand, view.ps_demand)
         most = self._most.get(key)
         if most is None:
@@ -583,8 +603,11 @@ class LearnedSpeed:
 
     def _believe(self, view: JobView) -> tuple[Curve, dict[Cell, float], float]:
         """The class's curve, what the job itself showed, and how much faster than its class it is elsewhere."""
-        surface, curve = self._curve(view)
-        own, scale = self._own(self._jobs[view.job_id], surface)
+        memory = self._jobs[view.job_id]
+        surface, curve = self._class_of(memory, view)
+        if memory.own is None or memory.own[0] is not surface:
+            memory.own = (surface, *self._own(memory, surface))
+        own, scale = dict(memory.own[1]), memory.own[2]
         if not surface.cells and not own and view.expected_s:
             # Nobody has seen the class; what its user says of the job sets the level.
             least = curve.index((view.minimum.workers, view.minimum.ps))

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsched.core.decision import Budget, JobView
 from fedsched.core.job import Allocation, allocation_of
+from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
 Floats = NDArray[np.float64]
@@ -73,7 +75,9 @@ def urgency(left_slots: float) -> float:
 
 def pause(resize_s: float, slot_s: float, left_slots: float) -> float:
     """What a change costs, as a fraction of the training that the job does before the next one."""
-    lasts = next((slots for slots in HORIZONS_SLOTS if left_slots >= slots), HORIZONS_SLOTS[-1])
+    for lasts in HORIZONS_SLOTS:
+        if left_slots >= lasts:
+            break
     return resize_s / (slot_s * lasts)
 
 
@@ -101,11 +105,12 @@ class Curve:
     def __post_init__(self) -> None:
         self.best = float(self.rates.max())
         self._found: dict[Cell, int] = {}
-        self._shares = [
+        self.shares = [
             (worker, ps)
             for worker, ps in zip(self.worker_share.tolist(), self.ps_share.tolist(), strict=True)
             if worker or ps
         ]
+        """Of each resource that it needs, what a worker and a parameter server take."""
         self.stairs = self._climb()
 
     def index(self, cell: Cell) -> int:
@@ -122,15 +127,8 @@ class Curve:
     def taken(self, workers: Ints, ps: Ints) -> Floats:
         """Dominant share of so many tasks."""
         most = np.full(len(workers), SHARE_MIN)
-        for worker_share, ps_share in self._shares:
+        for worker_share, ps_share in self.shares:
             np.maximum(most, workers * worker_share + ps * ps_share, out=most)
-        return most
-
-    def share(self, workers: int, ps: int) -> float:
-        """The same of one allocation."""
-        most = SHARE_MIN
-        for worker_share, ps_share in self._shares:
-            most = max(most, workers * worker_share + ps * ps_share)
         return most
 
     def _climb(self) -> tuple[tuple[int, int, float], ...]:
@@ -170,12 +168,19 @@ def staircase(
         rate = own[start] if start in own else float(curve.rates[curve.index(start)]) * scale
     steps: list[Step] = []
     ceiling = float("inf")
+    shares = curve.shares
     while True:
         value, chosen = 0.0, None
         for cell in cells:
             w, p, after = cell
             if after > rate and w >= workers and p >= ps:
-                worth = (after - rate) / curve.share(w - workers, p - ps)
+                # The dominant share, written out: most jobs of a slot have their staircases reckoned anew.
+                share = SHARE_MIN
+                for worker_share, ps_share in shares:
+                    taken = (w - workers) * worker_share + (p - ps) * ps_share
+                    if taken > share:
+                        share = taken
+                worth = (after - rate) / share
                 if worth > value:
                     value, chosen = worth, cell
         if chosen is None:
@@ -185,8 +190,7 @@ def staircase(
         steps.append((ceiling, workers, ps))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Wish:
+class Wish(Record, frozen=True, eq=False):
     """What a job would make of the cluster."""
 
     view: JobView
@@ -207,24 +211,43 @@ def spend(wishes: Sequence[Wish], views: Sequence[JobView], capacity: Resources,
     if not wishes:
         return
     room = _Room(wishes, views, capacity, budget)
-    room.count_out(_ordered(wishes))
+    room.count_out()
     room.grant_all()
 
 
-def _ordered(wishes: Sequence[Wish]) -> list[tuple[int, int, int]]:
-    """All jobs' steps, the most valuable first: number of the wish, workers and parameter servers after the step.
+class _Steps:
+    """The steps of all jobs, the most valuable first. A job of higher priority than others starts before them.
 
-    A job of higher priority than others starts before them.
+    Most of them are granted, so the first many are counted out all at once.
     """
-    lowest = min(wish.view.priority for wish in wishes)
-    found = []
-    for number, wish in enumerate(wishes):
-        rank = lowest - wish.view.priority
-        for worth, workers, ps in wish.steps:
-            found.append((rank, -worth * wish.weight, number, workers, ps))
-            rank = 0
-    found.sort()
-    return [(number, workers, ps) for _, _, number, workers, ps in found]
+
+    def __init__(self, wishes: Sequence[Wish]) -> None:
+        counts = [len(wish.steps) for wish in wishes]
+        self.wish = np.repeat(np.arange(len(wishes)), counts)
+        """Whose step it is, for each step by job and, at first, not yet in order."""
+        flat = chain.from_iterable(chain.from_iterable([wish.steps for wish in wishes]))
+        worth, self.workers, self.ps = np.fromiter(flat, np.float64).reshape(-1, 3).T
+        value = -worth * np.repeat([wish.weight for wish in wishes], counts)
+        self.first = np.cumsum([0, *counts])[:-1][np.array(counts, dtype=bool)]
+        """Indices of the first steps, of jobs that have any."""
+        priorities = [wish.view.priority for wish in wishes]
+        if min(priorities) == max(priorities):
+            self.order = np.argsort(value, kind="stable")
+        else:
+            rank = np.zeros(len(value))
+            rank[self.first] = min(priorities) - np.array(priorities)[self.wish[self.first]]
+            self.order = np.lexsort((value, rank))
+
+    def taken(self, count: Floats, have: Sequence[int]) -> Floats:
+        """How many more tasks of a role each step takes, in order.
+
+        Args:
+            count: after each step, not in order.
+            have: what each job has before its first.
+        """
+        more = np.diff(count, prepend=0.0)
+        more[self.first] = count[self.first] - np.array(have)[self.wish[self.first]]
+        return more[self.order]
 
 
 class _Room:
@@ -237,7 +260,6 @@ class _Room:
         self._goals: list[Cell] = []
         self._turns: dict[int, None] = {}
         """Numbers of the jobs that get something, by their first step."""
-        self._closed = [False] * len(wishes)
         self._left = list(amounts(capacity))
         known: dict[Resources, tuple[float, float, float]] = {}
         self._demands = [
@@ -249,43 +271,61 @@ class _Room:
             self._have.append((have.workers, have.ps))
         self._goals = list(self._have)
         for number, (workers, ps) in enumerate(self._have):
-            self._take(number, workers, ps)
+            if workers or ps:
+                self._take(number, workers, ps)
         for view in views:
             if view.job_id in held:
                 size = held[view.job_id]
                 taken = amounts(view.worker_demand * size.workers + view.ps_demand * size.ps)
                 self._left = [left - part for left, part in zip(self._left, taken, strict=True)]
 
-    def count_out(self, steps: Sequence[tuple[int, int, int]]) -> None:
+    def count_out(self) -> None:
         """Raise goals step by step, as far as there is room for all of them together."""
-        goals, demands, left, closed = self._goals, self._demands, self._left, self._closed
-        for number, workers, ps in steps:
+        wishes, goals = self._wishes, self._goals
+        steps = _Steps(wishes)
+        numbers = steps.wish[steps.order]
+        turns = numbers.tolist()
+        self._turns = dict.fromkeys(turns)
+        begun = self._take_first(steps, numbers)
+        granted = np.bincount(numbers[:begun], minlength=len(wishes)).tolist()
+        for number, count in enumerate(granted):
+            if count:
+                _, workers, ps = wishes[number].steps[count - 1]
+                goals[number] = (workers, ps)
+        closed = [False] * len(wishes)
+        for number in turns[begun:]:
             if closed[number]:
                 continue
+            _, workers, ps = wishes[number].steps[granted[number]]
+            granted[number] += 1
             have = goals[number]
-            more_workers, more_ps = workers - have[0], ps - have[1]
-            # Written out for the three resources: this is what a decision on a large cluster spends its time on.
-            (cpu, memory, gpu), (ps_cpu, ps_memory, ps_gpu) = demands[number]
-            cpu = more_workers * cpu + more_ps * ps_cpu
-            memory = more_workers * memory + more_ps * ps_memory
-            gpu = more_workers * gpu + more_ps * ps_gpu
-            self._turns[number] = None
-            if (cpu <= left[0] or not cpu) and (memory <= left[1] or not memory) and (gpu <= left[2] or not gpu):
-                left[0] -= cpu
-                left[1] -= memory
-                left[2] -= gpu
+            if self._fits(number, workers - have[0], ps - have[1]):
+                self._take(number, workers - have[0], ps - have[1])
                 goals[number] = (workers, ps)
             else:
                 closed[number] = True
                 self._squeeze(number, workers, ps)
 
+    def _take_first(self, steps: _Steps, numbers: Ints) -> int:
+        """Take as many of the first steps as there is room for, one after the other; returns how many."""
+        workers = steps.taken(steps.workers, [have[0] for have in self._goals])
+        ps = steps.taken(steps.ps, [have[1] for have in self._goals])
+        demands = np.array(self._demands)[numbers]
+        takes = workers[:, None] * demands[:, 0] + ps[:, None] * demands[:, 1]
+        whole = takes.cumsum(axis=0)
+        over = ((whole > self._left) & (takes > 0)).any(axis=1)
+        count = int(over.argmax()) if over.any() else len(over)
+        if count:
+            self._left = [left - part for left, part in zip(self._left, whole[count - 1].tolist(), strict=True)]
+        return count
+
     def _fits(self, number: int, workers: int, ps: int) -> bool:
-        worker_demand, ps_demand = self._demands[number]
-        return all(
-            workers * one + ps * other <= left
-            for one, other, left in zip(worker_demand, ps_demand, self._left, strict=True)
-            if one or other
-        )
+        """Whether there is room for these, on the whole; what they take nothing of may be overdrawn."""
+        for one, other, left in zip(*self._demands[number], self._left, strict=True):
+            taken = workers * one + ps * other
+            if taken > left and taken:
+                return False
+        return True
 
     def _take(self, number: int, workers: int, ps: int) -> None:
         worker_demand, ps_demand = self._demands[number]

@@ -41,7 +41,7 @@ from fedsched.config import Tree
 from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation, allocation_of
-from fedsched.core.resources import Resources
+from fedsched.core.resources import OVERDRAWN, Resources, amount_of
 from fedsched.policy.heuristics import by_arrival
 from fedsched.policy.learnable import Array, Arrays, Weighted, fresh
 
@@ -53,7 +53,6 @@ SLOW_MIN = 1e-9
 """Epochs per second; a slower job (an epoch in thirty years) stood still for a reason of its own."""
 SHARE_MAX = 100.0
 """A task that the cluster cannot hold at all counts as so many clusters."""
-NOTHING = Allocation()
 COUNTS: NDArray[np.int64] = np.array([*range(17), 20, 24, 32, 48, 64, 96, 128, 192, 256, 512])
 """Numbers of tasks that the network chooses from; a job's own limits bound them."""
 FEATURES = 20
@@ -543,37 +542,48 @@ class _Purse:
 
     def __init__(self, observation: Observation, views: Sequence[JobView], budget: Budget) -> None:
         self._budget = budget
-        self._granted = dict(budget.allocations())
-        left = observation.capacity
+        self._granted = {job_id: (size.workers, size.ps) for job_id, size in budget.allocations()}
+        self._amounts: dict[Resources, int] = {}
+        left = amount_of(observation.capacity)
         if self._granted:
             there = {node.name for node in observation.nodes}
             for view in views:
                 have = self._granted.get(view.job_id)
                 # Tasks on a node that is lost take no room; better to ask in vain than not to ask.
                 if have is not None and all(entry.node in there for entry in view.placement):
-                    left = left - (view.worker_demand * have.workers + view.ps_demand * have.ps)
+                    left -= self._amount(view, *have)
         self._left = left
 
     def serve(self, view: JobView, wish: Allocation) -> None:
         """Give the job its wish or, where that does not fit, its minimum and then parameter servers before workers."""
-        have, least = self._granted.get(view.job_id, NOTHING), view.minimum
-        workers, ps = max(0, wish.workers - have.workers), max(0, wish.ps - have.ps)
-        if self._take(view, workers, ps):
+        workers, ps = self._granted.get(view.job_id, (0, 0))
+        if self._take(view, max(0, wish.workers - workers), max(0, wish.ps - ps)):
             return
-        if not self._take(view, max(0, least.workers - have.workers), max(0, least.ps - have.ps)):
+        least = view.minimum
+        if not self._take(view, max(0, least.workers - workers), max(0, least.ps - ps)):
             return
-        have = self._granted.get(view.job_id, NOTHING)
-        while have.ps < wish.ps and self._take(view, 0, 1):
-            have = self._granted[view.job_id]
-        while have.workers < wish.workers and self._take(view, 1, 0):
-            have = self._granted[view.job_id]
+        workers, ps = self._granted.get(view.job_id, (0, 0))
+        while ps < wish.ps and self._take(view, 0, 1):
+            ps += 1
+        while workers < wish.workers and self._take(view, 1, 0):
+            workers += 1
 
     def _take(self, view: JobView, workers: int, ps: int) -> bool:
         if not workers and not ps:
             return True
-        demand = view.worker_demand * workers + view.ps_demand * ps
-        if not demand.fits_in(self._left) or not self._budget.grant(view.job_id, workers, ps):
+        left = self._left - self._amount(view, workers, ps)
+        if left & OVERDRAWN or not self._budget.grant(view.job_id, workers, ps):
             return False
-        self._left = self._left - demand
-        self._granted[view.job_id] = self._granted.get(view.job_id, NOTHING) + Allocation(workers, ps)
+        self._left = left
+        have = self._granted.get(view.job_id, (0, 0))
+        self._granted[view.job_id] = (have[0] + workers, have[1] + ps)
         return True
+
+    def _amount(self, view: JobView, workers: int, ps: int) -> int:
+        return self._of(view.worker_demand) * workers + self._of(view.ps_demand) * ps
+
+    def _of(self, demand: Resources) -> int:
+        amount = self._amounts.get(demand)
+        if amount is None:
+            amount = self._amounts[demand] = amount_of(demand)
+        return amount

@@ -208,6 +208,8 @@ class SpeedModel:
         self._news: dict[Kind, float] = {}
         """How much was touched of a class since it was brought up to date; from 1 on it is stale."""
         self._touches = 0
+        self.changes = 0
+        """Grows whenever a surface that was given is not what is believed any more."""
         self._newest: dict[Kind, int] = {}
         """The last period in which anything was seen of a class."""
         for cell, sums in statistics:
@@ -279,6 +281,7 @@ class SpeedModel:
         """Bring up to date what has waited longest, at most so many classes; the others follow with later calls."""
         for kind in sorted(self._stale, key=lambda kind: (self._stale[kind], kind))[:most]:
             del self._stale[kind], self._news[kind]
+            self.changes += 1
             for key in [key for key in self._surfaces if key[0] == kind]:
                 del self._surfaces[key]
             self._teach(kind)
@@ -290,6 +293,7 @@ class SpeedModel:
         if found is None:
             found = self._surfaces[key] = self._fit(kind, grid(key[1], key[2]), alone=not key[2])
             if len(self._surfaces) > SURFACES_KEPT:
+                self.changes += 1
                 del self._surfaces[next(iter(self._surfaces))]
         return found
 

@@ -106,7 +106,7 @@ def warm_up(
         "steps": plan.steps,
         "scenarios": plan.scenarios,
         "labels": len(labels),
-        "first_cluster": first_cluster(teacher, seed),
+        "labels_digest": fingerprint(labels),
         "first_loss": round(fitted.first_loss, 3),
         "last_loss": round(fitted.last_loss, 3),
         "agreement": round(agreed, 3),
@@ -139,13 +139,13 @@ def rows_of(plan: WarmUpPlan, losses: Sequence[float]) -> list[Row]:
     ]
 
 
-def first_cluster(teacher: str, seed: int) -> str:
-    """Fingerprint of the teacher's decisions on the first training cluster.
+def labels_digest(teacher: str, seed: int, scenarios: int) -> str:
+    """Fingerprint of the teacher's decisions on all the training's clusters.
 
     It stands in the checkpoint, so a change of the scheduler, the simulator or the teacher that makes the shipped
-    weights irreproducible is noticed in a second.
+    weights irreproducible is noticed without learning anything.
     """
-    return fingerprint(_watch(teacher, Shape(), seed * SEED_STRIDE, 1)[0])
+    return fingerprint(_watch(teacher, Shape(), seed * SEED_STRIDE, scenarios)[0])
 
 
 def _watch(teacher: str, shape: Shape, first_seed: int, scenarios: int) -> tuple[list[Label], float]:

@@ -14,7 +14,7 @@ from fedsched.cli.train import app
 from fedsched.errors import InvalidInput
 from fedsched.learn.supervised import Fit
 from fedsched.policy import checkpoint
-from fedsched.sim.training import first_cluster
+from fedsched.sim.training import labels_digest
 
 
 def test_the_command_writes_weights_that_load_and_says_how_good_they_are(tmp_path: Path) -> None:
@@ -84,4 +84,5 @@ def test_the_shipped_weights_can_still_be_made() -> None:
     Then make them anew: fedsched train supervised fedsched/policy/checkpoints/dl2-v1.safetensors
     """
     made = checkpoint.load(checkpoint.BUILTIN).made
-    assert made["first_cluster"] == first_cluster(str(made["teacher"]), int(made["seed"]))
+    watched = labels_digest(str(made["teacher"]), int(made["seed"]), int(made["scenarios"]))
+    assert made["labels_digest"] == watched

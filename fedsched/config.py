@@ -190,8 +190,8 @@ class StoreConfig(Tree):
     address: Address | None = None
 
 
-COMBINED = ("dl2", "learned_speed")
-"""The policies that clusters can learn together: by gradients, or by statistics of speeds."""
+COMBINED = ("dl2", "learned_speed", "set")
+"""The policies that clusters can learn together: by gradients of weights, or `learned_speed` by statistics of speeds."""
 
 
 class RoundConfig(Tree):

@@ -275,6 +275,9 @@ class _Start:
             f"federation {self._state.name} is up after {time.monotonic() - begun_s:.1f} s; "
             f"controller at {self._state.controller}, state in {self._dir}"
         )
+        apart = _said_of_apart(self._config)
+        if apart:
+            self._say(apart)
         return self._state
 
     def _check_addresses(self) -> None:
@@ -313,6 +316,7 @@ class _Start:
 
     def _servers(self) -> Iterator[tuple[str, str, Any]]:
         config, etcd = self._config, self._state.etcd
+        together = _learned_together(config)
         yield (
             "controller",
             "fedsched.controller",
@@ -332,7 +336,7 @@ class _Start:
                 etcd=etcd,
                 state_dir=self._dir / "aggregator",
                 rounds=config.rounds,
-                policy=_learned_together(config),
+                policy=together,
                 tracing=self._tracing,
                 lease_ttl_s=config.lease_ttl_s,
             ),
@@ -345,7 +349,8 @@ class _Start:
                     cluster=cluster.name,
                     state_dir=_agent_dir(self._dir, cluster.name),
                     etcd=etcd,
-                    aggregator=config.aggregator,
+                    # It would be refused, and explore for lessons that nobody draws.
+                    aggregator=None if _learns_apart(cluster, together.name) else config.aggregator,
                     nodes=cluster.nodes,
                     slot=config.slot,
                     policy=cluster.policy,
@@ -425,6 +430,27 @@ class _Start:
 def _learned_together(config: FederationConfig) -> PolicyConfig:
     """The policy that the aggregator combines: the first cluster's that can be."""
     return next((cluster.policy for cluster in config.clusters if cluster.policy.name in COMBINED), PolicyConfig())
+
+
+def _learns_apart(cluster: ClusterConfig, together: str) -> bool:
+    """Whether its policy could be learned together with others, but is not the one that is."""
+    return cluster.policy.name in COMBINED and cluster.policy.name != together
+
+
+def _said_of_apart(config: FederationConfig) -> str:
+    """What becomes of clusters whose policy is not the one that is combined: a sentence; empty where there are none."""
+    together = _learned_together(config).name
+    apart = [
+        f"{cluster.name} ({cluster.policy.name})" for cluster in config.clusters if _learns_apart(cluster, together)
+    ]
+    if not apart:
+        return ""
+    whose = next(cluster.name for cluster in config.clusters if cluster.policy.name == together)
+    return (
+        f"the aggregator combines {together}, the policy of {whose}; no part in that: {', '.join(apart)}, "
+        "whose policy gives no updates and is offered no versions (set policy.name alike where clusters are to learn "
+        "together)"
+    )
 
 
 def _agent_dir(state_dir: Path, cluster: str) -> Path:

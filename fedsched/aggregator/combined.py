@@ -9,7 +9,7 @@ from pathlib import Path
 from fedsched.config import COMBINED, AggregatorConfig
 from fedsched.errors import InvalidConfiguration
 from fedsched.federation.loop import Combining, Gradients, Weights, combiner
-from fedsched.policy import checkpoint, registry
+from fedsched.policy import registry
 from fedsched.policy.registry import LEARNED_SPEED
 
 
@@ -31,7 +31,7 @@ def combined(config: AggregatorConfig) -> Combined:
     """
     name, source = config.policy.name, config.policy.checkpoint
     if name not in COMBINED:
-        known = " or ".join(COMBINED)
+        known = f"{', '.join(COMBINED[:-1])} or {COMBINED[-1]}"
         raise InvalidConfiguration(
             f"policy.name is {name}, which has nothing to combine; {known} was expected",
             f"set policy.name to {known}, or run the federation without an aggregator",
@@ -44,4 +44,5 @@ def combined(config: AggregatorConfig) -> Combined:
         return Combined(first, speed_pool.load, Sums(registry.make_learned_speed(config.policy).period_s))
     rules = config.rounds
     gradients = Gradients(combiner(rules.combine, rules.trim_fraction))
-    return Combined(registry.weights_file(name, source), checkpoint.load, gradients)
+    # Whatever the file, it must hold this policy's weights: agents of another could decide with none of its versions.
+    return Combined(registry.weights_file(name, source), lambda path: registry.weights(name, str(path)), gradients)

@@ -67,6 +67,8 @@ class ClusterLearning:
             return problem.message
         if offered.digest != offer.digest:
             return f"its digest is {offered.digest}; announced was {offer.digest}"
+        if offered.shape.FORMAT != self._policy.shape.FORMAT:
+            return f"it holds weights of format {offered.shape.FORMAT}; {self._policy.shape.FORMAT} was expected"
         wrong = misfit(offered.arrays, self._policy.shape.layers())
         if wrong:
             return f"weights of version {offer.version} cannot be used: {wrong}"

@@ -226,7 +226,9 @@ class LearnedSpeed:
         self._taken = 0
         """Version of what the other clusters have seen; 0 before any was taken."""
         self._offered: tuple[int, tuple[SpeedStatistics, ...]] | None = None
-        """Taken with the next slot; set by another thread."""
+        """Taken with the next slot; set by another thread, and never by the one that decides: it could lose a newer."""
+        self._heeded: tuple[int, tuple[SpeedStatistics, ...]] | None = None
+        """Of what was offered, what is taken."""
         self._others = SpeedStatistics()
         """What is used of it."""
         self._shown: tuple[int, SpeedStatistics] = (0, SpeedStatistics())
@@ -240,7 +242,9 @@ class LearnedSpeed:
         self._curves: dict[_Alike, tuple[Surface, Curve]] = {}
         self._most: dict[_Alike, tuple[int, int]] = {}
         """Workers and parameter servers that jobs of a kind can have at most on this cluster."""
-        self.load(statistics or SpeedStatistics())
+        self._base = self._loaded = (statistics or SpeedStatistics()).merged(())
+        """What decisions are made of, and what those from the next slot on are; the latter may be set by any thread."""
+        self._build()
 
     @property
     def observed(self) -> SpeedStatistics:
@@ -261,12 +265,12 @@ class LearnedSpeed:
     def taken(self) -> int:
         """Version of the other clusters' statistics that the next slot is decided with; 0: of none."""
         offered = self._offered
-        return self._taken if offered is None else offered[0]
+        return self._taken if offered is None or offered is self._heeded else offered[0]
 
     @property
     def base(self) -> SpeedStatistics:
         """What it was made with or told to `load`."""
-        return self._base
+        return self._loaded
 
     def shown(self) -> tuple[int, SpeedStatistics]:
         """What was seen by the end of the last slot, and a number that has grown with it. From any thread."""
@@ -343,6 +347,7 @@ class LearnedSpeed:
         self._shown = (lessons.number, observed.merged(()))
         self.epoch, self._number, self._taken, self._others = lessons.epoch, lessons.number, lessons.taken, others
         self.version = lessons.taken or self.version
+        self._base = self._loaded
         self._given = self._base.merged([others])
         self._model = self._believing(lessons)
         self._curves.clear()
@@ -357,8 +362,14 @@ class LearnedSpeed:
         return SpeedModel(known)
 
     def load(self, statistics: SpeedStatistics) -> None:
-        """From the next slot on know this, besides what was seen here; it takes the place of what was given before."""
-        self._base = statistics.merged(())
+        """From the next slot on know this, besides what was seen here; it takes the place of what was given before.
+
+        From any thread.
+        """
+        self._loaded = statistics.merged(())
+
+    def _build(self) -> None:
+        """Believe what is known, after some of it was replaced."""
         self._given = self._base.merged([self._others])
         self._model = SpeedModel(self.statistics)
         self._curves.clear()
@@ -406,6 +417,10 @@ class LearnedSpeed:
             self._curves.clear()
             self._most.clear()
         moment = (observation.slot, observation.time_s)
+        loaded = self._loaded
+        if loaded is not self._base:
+            self._base = loaded
+            self._build()
         if moment != self._heard:
             self._listen(observation)
             self._heard = moment
@@ -437,9 +452,10 @@ class LearnedSpeed:
         """Show the other clusters what was seen here, and take what they have shown."""
         if self._number != self._shown[0]:
             self._shown = (self._number, self._observed.merged(()))
-        offered, self._offered = self._offered, None
-        if offered is None:
+        offered = self._offered
+        if offered is None or offered is self._heeded:
             return
+        self._heeded = offered
         # A calendar may be a little ahead of ours.
         last = self._period(observation.time_s) + 1
         self._taken, parts = offered
@@ -447,9 +463,7 @@ class LearnedSpeed:
         others = trusted(self._observed, parts, last)
         if others != self._others:
             self._others = others
-            self._given = self._base.merged([others])
-            self._model = SpeedModel(self.statistics)
-            self._curves.clear()
+            self._build()
 
     def _forget(self, time_s: float) -> None:
         """Let go of what weighs nothing any more, and of what is too much to keep."""

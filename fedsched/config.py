@@ -191,7 +191,7 @@ class StoreConfig(Tree):
 
 
 COMBINED = ("dl2", "learned_speed", "set")
-"""The policies that clusters can learn together: by gradients of weights, or `learned_speed` by statistics of speeds."""
+"""The policies that clusters can learn together: by gradients of weights; `learned_speed` by statistics of speeds."""
 
 
 class RoundConfig(Tree):

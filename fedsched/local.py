@@ -261,7 +261,7 @@ class _Start:
         try:
             self._check_addresses()
             self._start_etcd()
-            for name, module, body in self._servers():
+            for name, module, body in servers(self._config, self._dir, self._state.etcd, self._tracing):
                 if name not in self._running:
                     self._spawn(name, module, body)
             if not self._new:
@@ -275,7 +275,7 @@ class _Start:
             f"federation {self._state.name} is up after {time.monotonic() - begun_s:.1f} s; "
             f"controller at {self._state.controller}, state in {self._dir}"
         )
-        apart = _said_of_apart(self._config)
+        apart = said_of_apart(self._config)
         if apart:
             self._say(apart)
         return self._state
@@ -313,54 +313,6 @@ class _Start:
             self._state = replace(self._state, etcd=server.address)
             _write(self._dir, self._state)
             self._say(f"etcd answers at {server.address}")
-
-    def _servers(self) -> Iterator[tuple[str, str, Any]]:
-        config, etcd = self._config, self._state.etcd
-        together = _learned_together(config)
-        yield (
-            "controller",
-            "fedsched.controller",
-            ControllerConfig(
-                listen=config.controller,
-                etcd=etcd,
-                state_dir=self._dir / "controller",
-                tracing=self._tracing,
-                lease_ttl_s=config.lease_ttl_s,
-            ),
-        )
-        yield (
-            "aggregator",
-            "fedsched.aggregator",
-            AggregatorConfig(
-                listen=config.aggregator,
-                etcd=etcd,
-                state_dir=self._dir / "aggregator",
-                rounds=config.rounds,
-                policy=together,
-                tracing=self._tracing,
-                lease_ttl_s=config.lease_ttl_s,
-            ),
-        )
-        for cluster in config.clusters:
-            yield (
-                f"agent {cluster.name}",
-                "fedsched.agent",
-                AgentConfig(
-                    cluster=cluster.name,
-                    state_dir=_agent_dir(self._dir, cluster.name),
-                    etcd=etcd,
-                    # It would be refused, and explore for lessons that nobody draws.
-                    aggregator=None if _learns_apart(cluster, together.name) else config.aggregator,
-                    nodes=cluster.nodes,
-                    slot=config.slot,
-                    policy=cluster.policy,
-                    learning=config.learning,
-                    promotion=config.promotion,
-                    tracing=self._tracing,
-                    lease_ttl_s=config.lease_ttl_s,
-                    labels=cluster.labels,
-                ),
-            )
 
     def _spawn(self, name: str, module: str, body: Any) -> None:
         body.state_dir.mkdir(parents=True, exist_ok=True)
@@ -427,6 +379,57 @@ class _Start:
         _write(self._dir, replace(self._state, processes=kept))
 
 
+def servers(
+    config: FederationConfig, state_dir: Path, etcd: str, tracing: TracingConfig
+) -> Iterator[tuple[str, str, ControllerConfig | AggregatorConfig | AgentConfig]]:
+    """What is started beside etcd, in this order: name, module and configuration of each process."""
+    together = _learned_together(config)
+    yield (
+        "controller",
+        "fedsched.controller",
+        ControllerConfig(
+            listen=config.controller,
+            etcd=etcd,
+            state_dir=state_dir / "controller",
+            tracing=tracing,
+            lease_ttl_s=config.lease_ttl_s,
+        ),
+    )
+    yield (
+        "aggregator",
+        "fedsched.aggregator",
+        AggregatorConfig(
+            listen=config.aggregator,
+            etcd=etcd,
+            state_dir=state_dir / "aggregator",
+            rounds=config.rounds,
+            policy=together,
+            tracing=tracing,
+            lease_ttl_s=config.lease_ttl_s,
+        ),
+    )
+    for cluster in config.clusters:
+        yield (
+            f"agent {cluster.name}",
+            "fedsched.agent",
+            AgentConfig(
+                cluster=cluster.name,
+                state_dir=_agent_dir(state_dir, cluster.name),
+                etcd=etcd,
+                # It would be refused, and explore for lessons that nobody draws.
+                aggregator=None if _learns_apart(cluster, together.name) else config.aggregator,
+                nodes=cluster.nodes,
+                slot=config.slot,
+                policy=cluster.policy,
+                learning=config.learning,
+                promotion=config.promotion,
+                tracing=tracing,
+                lease_ttl_s=config.lease_ttl_s,
+                labels=cluster.labels,
+            ),
+        )
+
+
 def _learned_together(config: FederationConfig) -> PolicyConfig:
     """The policy that the aggregator combines: the first cluster's that can be."""
     return next((cluster.policy for cluster in config.clusters if cluster.policy.name in COMBINED), PolicyConfig())
@@ -437,7 +440,7 @@ def _learns_apart(cluster: ClusterConfig, together: str) -> bool:
     return cluster.policy.name in COMBINED and cluster.policy.name != together
 
 
-def _said_of_apart(config: FederationConfig) -> str:
+def said_of_apart(config: FederationConfig) -> str:
     """What becomes of clusters whose policy is not the one that is combined: a sentence; empty where there are none."""
     together = _learned_together(config).name
     apart = [

@@ -399,7 +399,8 @@ def test_a_policy_without_weights_is_refused(store: MemoryStore, tmp_path: Path)
         heuristic = running.config.model_copy(
             update={"policy": running.config.policy.model_copy(update={"name": "drf"})}
         )
-        with pytest.raises(InvalidConfiguration, match="drf, which has nothing to combine; dl2, learned_speed or set was expected"):
+        problem = "drf, which has nothing to combine; dl2, learned_speed or set was expected"
+        with pytest.raises(InvalidConfiguration, match=problem):
             Running(heuristic, store)
 
 

@@ -98,3 +98,12 @@ def test_too_few_decisions_are_declined_before_the_learner_is_asked() -> None:
     assert (declined.term, declined.base_version, declined.gradients) == (3, 1, {})
     assert not enough.declined
     assert enough.samples > 0
+
+
+def test_weights_of_another_policy_are_declined_by_name_and_nothing_changes() -> None:
+    """Two policies of one federation's past, or a wrong file: the operator reads this line, not a list of arrays."""
+    cluster = Cluster()
+    other = checkpoint.load(checkpoint.BUILTIN_SET)
+    refused = cluster.learning.take(PolicyOffer("set", 2, other.digest, other.to_bytes()))
+    assert refused == "it holds weights of format fedsched/set/1; fedsched/dl2/1 was expected"
+    assert (cluster.learning.version, cluster.policy.version) == (0, 1)

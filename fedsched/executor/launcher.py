@@ -103,7 +103,11 @@ class Launcher:
         """End: remove the address first, then let a successor in."""
         self._reap()
         self._layout.launcher.unlink(missing_ok=True)
-        Path(self._listener.getsockname()).unlink(missing_ok=True)
+        address = Path(self._listener.getsockname())
+        address.unlink(missing_ok=True)
+        if address.parent != self._layout.root:
+            with suppress(OSError):  # somebody else has put something there
+                address.parent.rmdir()
         self._close_all()
         if self._cgroups is not None:
             self._cgroups.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from fedsched.core.events import JobExited, JobScaled, JobStarted, ScaleFailed
 from fedsched.core.job import Reason
 from fedsched.executor import launching, records
 from fedsched.executor.jobs import JobExecutor
-from fedsched.executor.records import LauncherRecord
+from fedsched.executor.records import LauncherRecord, Layout
 from tests.executor.cluster import JOB, STAND_IN, Cluster, placement, stand_in_programs
 from tests.waiting import eventually
 
@@ -141,6 +143,24 @@ def test_close_does_not_wait_for_a_launcher_that_loads(cluster: Cluster) -> None
     executor.close()
 
     assert cluster.all_of(JobExited) == []
+
+
+def test_a_launcher_that_ends_leaves_nothing_outside_its_folder(tmp_path: Path) -> None:
+    """Its address lies elsewhere where the folder's name is too long for one; a machine must not fill with them."""
+    layout = Layout(tmp_path / ("long" * 25))
+    layout.root.mkdir()
+    command = [sys.executable, "-m", "fedsched.executor.launcher", "--root", str(layout.root), "--idle-s", "1"]
+    with subprocess.Popen(command) as launcher:
+        eventually(layout.launcher.exists, "the launcher listens")
+        found = records.read(LauncherRecord, layout.launcher)
+        assert found is not None
+        place = Path(found.socket).parent
+        assert place != layout.root
+        assert place.exists()
+        assert launcher.wait(60) == 0
+
+    assert not layout.launcher.exists()
+    assert not place.exists()
 
 
 def test_a_switch_that_takes_longer_than_its_deadline_is_waited_for(cluster: Cluster) -> None:

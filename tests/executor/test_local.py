@@ -150,17 +150,16 @@ def test_a_launcher_that_ends_leaves_nothing_outside_its_folder(tmp_path: Path) 
     layout = Layout(tmp_path / ("long" * 25))
     layout.root.mkdir()
     command = [sys.executable, "-m", "fedsched.executor.launcher", "--root", str(layout.root), "--idle-s", "1"]
-    with subprocess.Popen(command) as launcher:
-        eventually(layout.launcher.exists, "the launcher listens")
-        found = records.read(LauncherRecord, layout.launcher)
-        assert found is not None
-        place = Path(found.socket).parent
-        assert place != layout.root
-        assert place.exists()
-        assert launcher.wait(60) == 0
+    subprocess.run(command, check=True, timeout=60)  # the launcher detaches itself
+    eventually(layout.launcher.exists, "the launcher listens")
+    found = records.read(LauncherRecord, layout.launcher)
+    assert found is not None
+    place = Path(found.socket).parent
+    assert place != layout.root
+    assert place.exists()
 
-    assert not layout.launcher.exists()
-    assert not place.exists()
+    eventually(lambda: not layout.launcher.exists(), "the launcher has ended, having nothing to do")
+    eventually(lambda: not place.exists(), "the place of its address is gone")
 
 
 def test_a_switch_that_takes_longer_than_its_deadline_is_waited_for(cluster: Cluster) -> None:

@@ -15,7 +15,6 @@ import typer
 
 from fedsched.errors import InvalidInput
 from fedsched.files import refuse_clashes, write_whole
-from fedsched.policy.checkpoint import refuse_bad_places
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin anew over an older training's files.")]
@@ -71,6 +70,8 @@ def look_around(place: Place, read: Iterable[Path], weights: Iterable[Path] = ()
     Raises:
         InvalidInput: one cannot, or something else would be lost.
     """
+    from fedsched.policy.checkpoint import refuse_bad_places
+
     read, weights = list(read), list(weights) or [place.file]
     if place.file.exists() and not place.file.is_file() and not place.file.is_dir():
         raise InvalidInput(

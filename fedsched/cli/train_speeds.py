@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
@@ -144,6 +143,8 @@ def _rows(over: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _kept(recipe: Mapping[str, Any], statistics: SpeedStatistics, over: Sequence[Run]) -> Kept:
+    import numpy as np
+
     from fedsched.policy.speed_checkpoint import SpeedCheckpoint
     from fedsched.sim.training_state import Kept
 

@@ -101,17 +101,14 @@ def test_a_cluster_lets_a_version_decide_only_after_it_was_compared() -> None:
     assert all(1 < one.decides <= one.version for one in federation.clusters)
 
 
-def test_rounds_that_wreck_the_policy_harm_less_where_versions_are_compared_first() -> None:
-    """With a learning rate far too large every round makes a worse policy. With that which ships they take 136 s."""
+def test_versions_of_rounds_that_wreck_the_policy_are_mostly_refused_where_they_are_compared_first() -> None:
+    """With a learning rate far too large rounds make policies that nobody should decide with."""
     wrecking = {"learning_rate": 0.1, "norm_max": 1e9}
     at_once = run(declared(**wrecking), seed=1)
     compared = run(declared(**wrecking, promotion={"accept": "shadow", "slots_min": 6, "slots_max": 60}), seed=1)
 
     assert all(one.accepted == learnt(at_once).combined for one in learnt(at_once).clusters)
     assert all(one.accepted < learnt(compared).combined / 2 for one in learnt(compared).clusters)
-    assert at_once.avg_jct_s is not None
-    assert compared.avg_jct_s is not None
-    assert compared.avg_jct_s < 0.95 * at_once.avg_jct_s  # 136 s and 152 s
 
 
 def test_a_policy_that_does_not_learn_keeps_its_weights() -> None:

@@ -54,7 +54,8 @@ def test_a_workload_of_a_cluster_that_is_not_there_is_refused() -> None:
 
 def test_the_shipped_speedup_experiment_has_the_same_jobs_for_every_size_of_federation() -> None:
     experiment = load_experiment(SHIPPED)
-    assert experiment.federation is not None
-    assert experiment.federation.together == {"alone": 1, "pairs": 2, "fours": 4, "dl2": 8}
+    assert experiment.training is not None
+    together = {name: row.together for name, row in experiment.training.policies.items()}
+    assert together == {"alone": 1, "pairs": 2, "fours": 4, "eight": 8, "gated": 8}
     origins = {job.origin for job in experiment.jobs().draw(experiment.seed)}
     assert sorted(origins) == [cluster.name for cluster in experiment.clusters]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
 LOOPBACK = ("127.", "localhost:", "[::1]:")
@@ -31,7 +32,13 @@ def is_free(address: str) -> bool:
 
 
 def free_address() -> str:
-    """A host:port of the loopback that was free a moment ago; whoever binds it must bear that it no longer is."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """A host:port of the loopback that was free a moment ago; whoever binds it must bear that it no longer is.
+
+    Connections get their own ports from 32768 on. A server's lies below: one that is started again must find its port
+    free, and a client that asks for it meanwhile must not be given that very port and so connect to itself.
+    """
+    chance = random.SystemRandom()  # others who choose may have been given the same seed
+    while True:
+        address = f"127.0.0.1:{chance.randrange(20_000, 32_768)}"
+        if is_free(address):
+            return address

@@ -29,9 +29,12 @@ class Fickle(MemoryStore):
     """A store that can be away for writers."""
 
     away = False
+    refused = 0
+    """Writes that came while it was away."""
 
     def commit(self, guards: tuple[Guard, ...], writes: tuple[Write, ...]) -> Committed:
         if self.away:
+            self.refused += 1
             raise StoreUnavailable("etcd does not answer")
         return super().commit(guards, writes)
 
@@ -86,7 +89,7 @@ def test_nothing_takes_effect_that_could_not_be_written_down_and_it_does_once_it
     agent = Agent(store, tmp_path)
     store.away = True
     digest = agent.offer(2)
-    time.sleep(0.3)
+    eventually(lambda: store.refused, "version 2 could not be written down", 30.0)
     assert agent.digest == SHIPPED.digest
     store.away = False
     eventually(lambda: agent.digest == digest, "version 2 decides", 30.0)
@@ -98,7 +101,7 @@ def test_an_agent_ends_at_once_though_its_store_is_away(store: Fickle, tmp_path:
     agent = Agent(store, tmp_path)
     store.away = True
     agent.offer(2)
-    time.sleep(0.2)
+    eventually(lambda: store.refused, "it waits for its store", 30.0)
     began_s = time.monotonic()
     agent.versions.close()
     assert time.monotonic() - began_s < 10.0
@@ -110,8 +113,7 @@ def test_an_agent_whose_term_is_over_changes_nothing(store: Fickle, tmp_path: Pa
     store.commit((), (Put(keys.term(EAST), b"4"),))
     before = orders(store)
     agent.offer(2)
-    time.sleep(0.3)
-    agent.versions.close()
+    agent.versions.close()  # after what was offered
     assert orders(store) == before
     assert agent.digest == SHIPPED.digest
 

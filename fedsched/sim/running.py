@@ -20,7 +20,7 @@ from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import Allocation, JobStatus
 from fedsched.core.resources import Resources, total
 from fedsched.core.routing import fits
-from fedsched.errors import FedschedError
+from fedsched.errors import FedschedError, InvalidInput
 from fedsched.learn.learner import ClusterLearner
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.reference import Informed
@@ -235,6 +235,21 @@ def build(
     if teachers is not None:
         teachers.join(world)
     return world
+
+
+def run_whole(world: World, collector: Collector, seed: int) -> Jobs:
+    """Run a world that its collector watches until all its jobs have ended.
+
+    Raises:
+        InvalidInput: some never did.
+    """
+    world.run()
+    if world.ended < world.arrived:
+        raise InvalidInput(
+            f"{world.arrived - world.ended} jobs of the run with seed {seed} never ended",
+            "raise slots_max, or take nodes that can hold them",
+        )
+    return collector.jobs(world.clock.now_s)
 
 
 def _teachers_of(request: Request) -> Teachers | None:

@@ -28,7 +28,7 @@ from fedsched.sim.federation import Federation, Sharing, Standing, first_standin
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
 from fedsched.sim.federation_link import Errands
 from fedsched.sim.results import Collector
-from fedsched.sim.running import Request, build
+from fedsched.sim.running import Request, build, run_whole
 from fedsched.sim.seeds import apart
 from fedsched.sim.world import World
 
@@ -125,13 +125,7 @@ def _jcts_s(
     """
     collector, request = Collector(), Request("sharing", experiment, label, seed)
     world = build(request, [collector.on], lambda event, commands: None, policies or {}, teachers=teachers)
-    world.run()
-    if world.ended < world.arrived:
-        raise InvalidInput(
-            f"{world.arrived - world.ended} jobs of the run with seed {seed} never ended",
-            "raise slots_max, or take nodes that can hold them",
-        )
-    jobs = collector.jobs(world.clock.now_s)
+    jobs = run_whole(world, collector, seed)
     sums: dict[ClusterName, list[float]] = {}
     for cluster, jct_s in zip(jobs.cluster, (jobs.finish_s - jobs.submit_s).tolist(), strict=True):
         sums.setdefault(ClusterName(cluster), []).append(jct_s)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName
 from fedsched.core.speeds import SpeedStatistics
-from fedsched.errors import InvalidInput
 from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 from fedsched.policy.oracle_greedy import LowerBound, OracleGreedy, OracleGreedyOptions
 from fedsched.sim.comparing import Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.results import Collector
-from fedsched.sim.running import Request, build
+from fedsched.sim.running import Request, build, run_whole
 
 Tell = Callable[[str], None]
 """Hears what happens, for people who wait."""
@@ -89,13 +88,7 @@ def _jct_s(experiment: ExperimentConfig, policies: Mapping[ClusterName, Policy],
     collector = Collector()
     request = Request("training", experiment, next(iter(experiment.policies)), seed)
     world = build(request, [collector.on], lambda event, commands: None, policies)
-    world.run()
-    if world.ended < world.arrived:
-        raise InvalidInput(
-            f"{world.arrived - world.ended} jobs of the run with seed {seed} never ended",
-            "raise slots_max, or take nodes that can hold them",
-        )
-    jobs = collector.jobs(world.clock.now_s)
+    jobs = run_whole(world, collector, seed)
     return float((jobs.finish_s - jobs.submit_s).mean()), world.slots
 
 

@@ -35,7 +35,7 @@ Show = Callable[[tuple[Job, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class DemoSummary:
     """What came of it."""
 
     jobs: tuple[Job, ...]
@@ -69,7 +69,7 @@ class Summary:
         return (*ended, *(text for holds, text in rules if not holds))
 
 
-def run(say: Callable[[str], None], show: Show) -> Summary:
+def run(say: Callable[[str], None], show: Show) -> DemoSummary:
     """Start the federation, tell the story and stop everything again, whatever happens.
 
     Args:
@@ -110,7 +110,7 @@ def _federation() -> FederationConfig:
     )
 
 
-def _story(client: JobsClient, say: Callable[[str], None], show: Show, trace_file: Path) -> Summary:
+def _story(client: JobsClient, say: Callable[[str], None], show: Show, trace_file: Path) -> DemoSummary:
     before = _versions(client)
     deadline_s = time.monotonic() + STORY_S
     waiting = list(JOBS)
@@ -192,8 +192,8 @@ def _learned(client: JobsClient, before: tuple[tuple[str, int], ...]) -> bool:
 
 def _summary(
     client: JobsClient, jobs: tuple[Job, ...], before: tuple[tuple[str, int], ...], trace_file: Path
-) -> Summary:
-    return Summary(
+) -> DemoSummary:
+    return DemoSummary(
         jobs=jobs,
         resizes=sum(job.status.resizes for job in jobs),
         rounds=_combined(client),

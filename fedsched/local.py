@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedProcess:
     """A process that `up` started."""
 
     name: str
@@ -69,7 +69,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Federation:
+class LocalFederation:
     """What the state file holds."""
 
     name: str
@@ -81,9 +81,9 @@ class Federation:
     trace_file: str
     config: str
     """The configuration as JSON, to tell whether `up` is asked for something else."""
-    processes: tuple[Started, ...]
+    processes: tuple[StartedProcess, ...]
 
-    def running(self) -> tuple[Started, ...]:
+    def running(self) -> tuple[StartedProcess, ...]:
         """The processes that are alive."""
         return tuple(process for process in self.processes if _alive(process) is not None)
 
@@ -103,7 +103,7 @@ def small() -> FederationConfig:
     )
 
 
-def current() -> Federation:
+def current() -> LocalFederation:
     """The one federation that runs on this machine.
 
     Raises:
@@ -172,7 +172,7 @@ def named(name: str) -> Path:
     return home() / found[0].name
 
 
-def up(config: FederationConfig, state_dir: Path, say: Say) -> Federation:
+def up(config: FederationConfig, state_dir: Path, say: Say) -> LocalFederation:
     """Start what does not run yet and wait until everything is ready; on failure stop what was started here.
 
     Raises:
@@ -193,7 +193,7 @@ def up(config: FederationConfig, state_dir: Path, say: Say) -> Federation:
         return _Start(config, state_dir, before, running, say).run()
 
 
-def down(state_dir: Path, purge: bool, say: Say) -> tuple[Started, ...]:
+def down(state_dir: Path, purge: bool, say: Say) -> tuple[StartedProcess, ...]:
     """Stop every process and every task, and return the processes that ran.
 
     What they stored stays for the next `up` unless `purge`.
@@ -204,7 +204,7 @@ def down(state_dir: Path, purge: bool, say: Say) -> tuple[Started, ...]:
     from fedsched.executor.local import shut_down
 
     state = _read(state_dir)
-    running: tuple[Started, ...] = ()
+    running: tuple[StartedProcess, ...] = ()
     if state is not None:
         with _locked(state_dir):
             running = state.running()
@@ -230,20 +230,20 @@ class _Start:
         self,
         config: FederationConfig,
         state_dir: Path,
-        before: Federation | None,
-        running: tuple[Started, ...],
+        before: LocalFederation | None,
+        running: tuple[StartedProcess, ...],
         say: Say,
     ) -> None:
         self._config = config
         self._dir = state_dir
         self._say = say
         self._running = {process.name: process for process in running}
-        self._new: list[Started] = []
+        self._new: list[StartedProcess] = []
         tracing = config.tracing
         if not tracing.endpoint and not tracing.file:
             tracing = TracingConfig(file=str(state_dir / "trace.jsonl"))
         self._tracing = tracing
-        self._state = Federation(
+        self._state = LocalFederation(
             name=config.name,
             controller=config.controller,
             aggregator=config.aggregator,
@@ -255,7 +255,7 @@ class _Start:
             processes=running,
         )
 
-    def run(self) -> Federation:
+    def run(self) -> LocalFederation:
         """Start, wait, and undo it all if that fails; what runs then."""
         begun_s = time.monotonic()
         try:
@@ -309,7 +309,7 @@ class _Start:
         elif "etcd" not in self._running:
             log = self._log("etcd")
             server = etcd_server.start(_etcd_data(self._dir), self._state.etcd or None, log)
-            self._keep(Started("etcd", server.pid, psutil.Process(server.pid).create_time(), str(log)))
+            self._keep(StartedProcess("etcd", server.pid, psutil.Process(server.pid).create_time(), str(log)))
             self._state = replace(self._state, etcd=server.address)
             _write(self._dir, self._state)
             self._say(f"etcd answers at {server.address}")
@@ -321,14 +321,14 @@ class _Start:
         log = self._log(name)
         # -P: what lies in the caller's directory must not take the place of installed modules.
         pid = spawn([sys.executable, "-P", "-m", module, "--config", str(config_file)], log, os.environ)
-        self._keep(Started(name, pid, psutil.Process(pid).create_time(), str(log)))
+        self._keep(StartedProcess(name, pid, psutil.Process(pid).create_time(), str(log)))
 
     def _log(self, name: str) -> Path:
         log = _log_file(self._dir, name)
         log.parent.mkdir(parents=True, exist_ok=True)
         return log
 
-    def _keep(self, process: Started) -> None:
+    def _keep(self, process: StartedProcess) -> None:
         """Note the process at once: whatever happens next, `down` finds it."""
         self._new.append(process)
         kept = [old for old in self._state.processes if old.name != process.name]
@@ -468,7 +468,7 @@ def _log_file(state_dir: Path, name: str) -> Path:
     return state_dir / "logs" / f"{name.replace(' ', '-')}.log"
 
 
-def _known() -> list[Federation]:
+def _known() -> list[LocalFederation]:
     """All federations with a state file, by name."""
     if not home().is_dir():
         return []
@@ -476,16 +476,16 @@ def _known() -> list[Federation]:
     return [state for state in found if state is not None]
 
 
-def _read(state_dir: Path) -> Federation | None:
+def _read(state_dir: Path) -> LocalFederation | None:
     try:
-        return codec.loads(Federation, (state_dir / STATE_FILE).read_bytes())
+        return codec.loads(LocalFederation, (state_dir / STATE_FILE).read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, OSError):
         return _recognised(state_dir)
 
 
-def _recognised(state_dir: Path) -> Federation:
+def _recognised(state_dir: Path) -> LocalFederation:
     """What is left to know of a federation whose state file is damaged: enough to stop it, and then to start it again.
 
     Its processes are recognised by the files that they were started with.
@@ -495,8 +495,8 @@ def _recognised(state_dir: Path) -> Federation:
         with contextlib.suppress(psutil.Error):
             name = _name_in(process.cmdline(), state_dir)
             if name:
-                found.append(Started(name, process.pid, process.create_time(), str(_log_file(state_dir, name))))
-    return Federation(
+                found.append(StartedProcess(name, process.pid, process.create_time(), str(_log_file(state_dir, name))))
+    return LocalFederation(
         name=state_dir.name,
         controller="",
         aggregator="",
@@ -520,7 +520,7 @@ def _name_in(command: list[str], state_dir: Path) -> str:
     return ""
 
 
-def _write(state_dir: Path, state: Federation) -> None:
+def _write(state_dir: Path, state: LocalFederation) -> None:
     write_whole(state_dir / STATE_FILE, json.dumps(asdict(state), indent=2).encode())
 
 
@@ -537,7 +537,7 @@ def _locked(state_dir: Path) -> Iterator[None]:
         yield
 
 
-def _alive(process: Started) -> psutil.Process | None:
+def _alive(process: StartedProcess) -> psutil.Process | None:
     try:
         found = psutil.Process(process.pid)
         # Start times are rounded differently from boot to boot of the reading, never by as much as a second.
@@ -548,7 +548,7 @@ def _alive(process: Started) -> psutil.Process | None:
     return None
 
 
-def _stop(processes: list[Started], say: Say) -> None:
+def _stop(processes: list[StartedProcess], say: Say) -> None:
     """End the processes: all asked at once, then killed if they do not end."""
     alive = [(process, found) for process in processes if (found := _alive(process)) is not None]
     for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
@@ -567,6 +567,6 @@ def _stop(processes: list[Started], say: Say) -> None:
                 psutil.Process(process.pid).wait(0)
 
 
-def _end(process: Started) -> str:
+def _end(process: StartedProcess) -> str:
     """What a process said last, indented."""
     return "\n".join(f"  {line}" for line in last_lines(Path(process.log), LOG_LINES).splitlines())

@@ -40,7 +40,7 @@ PARENT_CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ShadowSpec:
     """How a candidate is made; goes to its process."""
 
     config: PolicyConfig
@@ -69,7 +69,7 @@ class ShadowRunner:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: ShadowSpec,
         decision_s_max: float,
         told: Callable[[Case], None],
         failed: Callable[[str], None],
@@ -192,7 +192,7 @@ class ShadowRunner:
 # --- In the candidate's process ----------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection[Any, Any], recipe: Recipe, agent: int) -> None:
+def _serve(connection: Connection[Any, Any], recipe: ShadowSpec, agent: int) -> None:
     """Make the candidate, say what is wrong with it, then decide until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -228,7 +228,7 @@ def _watch_agent(agent: int) -> None:
     os._exit(1)
 
 
-def _make(recipe: Recipe) -> Policy:
+def _make(recipe: ShadowSpec) -> Policy:
     from fedsched.policy import registry
 
     config = recipe.config

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from fedsched.agent.shadow import Recipe, ShadowRunner
+from fedsched.agent.shadow import ShadowRunner, ShadowSpec
 from fedsched.config import AgentConfig, PolicyConfig
 from fedsched.core.commands import AskPolicy
 from fedsched.core.decision import Decision, Policy
@@ -273,7 +273,7 @@ class LiveVersions:
             return
         explores = self._config.aggregator is not None and self._config.learning.exploration
         runner = ShadowRunner(
-            Recipe(config, version.version or 1, explores),
+            ShadowSpec(config, version.version or 1, explores),
             self._config.slot.decision_s_max,
             lambda case: self._events.put(Compared(self.now_s(), candidate, case)),
             lambda why: self._events.put(CandidateFailed(self.now_s(), candidate, why)),

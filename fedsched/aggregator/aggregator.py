@@ -37,7 +37,7 @@ from fedsched.core.rounds import (
 )
 from fedsched.errors import StoreUnavailable
 from fedsched.federation.averaging import Inspection, Update
-from fedsched.federation.loop import RoundLoop, Version
+from fedsched.federation.loop import BaseVersion, RoundLoop
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays, Hello, PolicyOffer
 
@@ -247,7 +247,7 @@ class Aggregator:
                 return False
             pause_s = min(longest_s, pause_s * 2)
 
-    def offer(self, version: Version, clusters: tuple[ClusterName, ...]) -> None:
+    def offer(self, version: BaseVersion, clusters: tuple[ClusterName, ...]) -> None:
         """Send a version to these clusters."""
         record = version.record
         offer = PolicyOffer(record.name, record.version, record.digest, version.data, tracing.traceparent())

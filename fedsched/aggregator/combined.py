@@ -14,7 +14,7 @@ from fedsched.policy.registry import LEARNED_SPEED
 
 
 @dataclass(frozen=True, slots=True)
-class Combined:
+class CombinedPolicy:
     """One policy, as the aggregator handles it."""
 
     first: Path
@@ -23,7 +23,7 @@ class Combined:
     combining: Combining
 
 
-def combined(config: AggregatorConfig) -> Combined:
+def combined(config: AggregatorConfig) -> CombinedPolicy:
     """What is combined, and how.
 
     Raises:
@@ -41,8 +41,10 @@ def combined(config: AggregatorConfig) -> Combined:
         from fedsched.policy import speed_checkpoint, speed_pool
 
         first = speed_checkpoint.BUILTIN if source == "builtin" else Path(source)
-        return Combined(first, speed_pool.load, Sums(registry.make_learned_speed(config.policy).period_s))
+        return CombinedPolicy(first, speed_pool.load, Sums(registry.make_learned_speed(config.policy).period_s))
     rules = config.rounds
     gradients = Gradients(combiner(rules.combine, rules.trim_fraction))
     # Whatever the file, it must hold this policy's weights: agents of another could decide with none of its versions.
-    return Combined(registry.weights_file(name, source), lambda path: registry.weights(name, str(path)), gradients)
+    return CombinedPolicy(
+        registry.weights_file(name, source), lambda path: registry.weights(name, str(path)), gradients
+    )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
 from fedsched.errors import Conflict, CorruptCheckpoint, NotFound
-from fedsched.federation.loop import Version, Weights
+from fedsched.federation.loop import BaseVersion, Standing, Weights
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.files import write_whole
 from fedsched.policy import checkpoint
@@ -24,15 +23,6 @@ ROUNDS_KEPT = 1000
 """Older round records are removed, so that etcd stays small."""
 VERSIONS_KEPT = 50
 """Older policy versions are removed, records and files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where the rounds stand: the version in force and the highest numbers given so far."""
-
-    active: Version
-    version_last: int
-    number_last: int
 
 
 class PolicyStore:
@@ -88,7 +78,7 @@ class PolicyStore:
             self._fall_back(active.record.version, damaged)
         return Standing(active, version_last, number_last)
 
-    def read(self, number: int) -> Version:
+    def read(self, number: int) -> BaseVersion:
         """A version, whether or not it is in force.
 
         Raises:
@@ -163,7 +153,7 @@ class PolicyStore:
         found = [entry for entry in self._store.list(prefix).entries if entry.key != active]
         return {int(entry.key.removeprefix(prefix)): codec.loads(PolicyRecord, entry.value) for entry in found}
 
-    def _register(self, first: Path) -> Version:
+    def _register(self, first: Path) -> BaseVersion:
         """Make the configured checkpoint version 1."""
         weights = self._read_weights(first)
         optimiser = ServerOptimiser(self._learning_rate)
@@ -183,9 +173,9 @@ class PolicyStore:
         if not self._store.commit(guards, tuple(self._activate(record))).ok:
             raise _superseded("the first version was not registered")
         _log.info("policy %s version 1 is %s", self._name, first)
-        return Version(record, weights, data, optimiser)
+        return BaseVersion(record, weights, data, optimiser)
 
-    def _newest_sound(self, newest_first: list[PolicyRecord]) -> tuple[Version, list[tuple[PolicyRecord, str]]]:
+    def _newest_sound(self, newest_first: list[PolicyRecord]) -> tuple[BaseVersion, list[tuple[PolicyRecord, str]]]:
         damaged: list[tuple[PolicyRecord, str]] = []
         for record in newest_first:
             try:
@@ -199,7 +189,7 @@ class PolicyStore:
             "restore that directory from a backup; the records in etcd name each file and its digest",
         )
 
-    def _read(self, record: PolicyRecord) -> Version:
+    def _read(self, record: PolicyRecord) -> BaseVersion:
         path = self._state_dir / record.location
         weights = self._read_weights(path)
         if weights.digest != record.digest:
@@ -207,7 +197,7 @@ class PolicyStore:
                 f"{path} holds weights with digest {weights.digest[:12]}; the record says {record.digest[:12]}",
                 "restore the file from a backup",
             )
-        return Version(record, weights, path.read_bytes(), self._read_optimiser(record))
+        return BaseVersion(record, weights, path.read_bytes(), self._read_optimiser(record))
 
     def _read_optimiser(self, record: PolicyRecord) -> ServerOptimiser:
         path = self._state_dir / record.optimiser_location

@@ -24,7 +24,7 @@ STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ResizeCost:
     """What one kind of change costs."""
 
     change: str
@@ -50,7 +50,7 @@ class ScalingBench:
     """Of one run."""
 
     model_mb: float
-    cases: tuple[Case, ...]
+    cases: tuple[ResizeCost, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ def _chief(ends: dict[str, list[tuple[int, float]]]) -> list[float]:
     return [time_s for _, time_s in ends["worker-0"]]
 
 
-def _case(change: str, resizes: Sequence[_Resize], ends: Sequence[float], restart_s: Sequence[float]) -> Case:
+def _case(change: str, resizes: Sequence[_Resize], ends: Sequence[float], restart_s: Sequence[float]) -> ResizeCost:
     steps_ms = [1e3 * (after - before) for before, after in itertools.pairwise(ends)]
     pauses = [1e3 * resize.pause_s for resize in resizes]
     restart_ms = 1e3 * statistics.median(restart_s)
-    return Case(
+    return ResizeCost(
         change=change,
         resizes=len(resizes),
         pause_ms_p50=statistics.median(pauses),

@@ -14,7 +14,7 @@ from fedsched.cli.output import Format, Output, emit, emit_line, moment, span, t
 
 if TYPE_CHECKING:
     from fedsched.core.views import Job
-    from fedsched.demo import Summary
+    from fedsched.demo import DemoSummary
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ class _Screen:
             self._live.update(grid(COLUMNS, rows, SPARE, self._live.console.width))
 
 
-def _print(summary: Summary, took_s: float, output: Format) -> None:
+def _print(summary: DemoSummary, took_s: float, output: Format) -> None:
     result = {
         "jobs": [_job(job) for job in summary.jobs],
         "resizes": summary.resizes,

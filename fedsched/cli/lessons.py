@@ -9,9 +9,9 @@ from typing import Any
 import typer
 
 from fedsched.cli.output import table
-from fedsched.cli.sim import Plan
+from fedsched.cli.sim import Selection
 from fedsched.sim.comparing import Interval, Summary
-from fedsched.sim.lessons import Lesson, Progress, Taught, lessons_of, progress_of, teach, untaught
+from fedsched.sim.lessons import Lesson, Taught, TeachingProgress, lessons_of, progress_of, teach, untaught
 from fedsched.sim.sweep import Engine, make_all
 
 Progressing = Callable[[int, str], AbstractContextManager[Callable[[float], None]]]
@@ -19,7 +19,7 @@ Progressing = Callable[[int, str], AbstractContextManager[Callable[[float], None
 
 
 def give_lessons(
-    plans: Sequence[Plan], progress: Progressing, *, engine: Engine, workers: int | None
+    plans: Sequence[Selection], progress: Progressing, *, engine: Engine, workers: int | None
 ) -> tuple[Taught, ...]:
     """Teach what the experiments say is taught, of the policies that will run."""
     lessons: list[Lesson] = [
@@ -32,13 +32,13 @@ def give_lessons(
         return make_all(teach, lessons, untaught, engine=engine, workers=workers, told=told)
 
 
-def plain_lessons(plans: Sequence[Plan], taught: Sequence[Taught]) -> list[dict[str, Any]]:
+def plain_lessons(plans: Sequence[Selection], taught: Sequence[Taught]) -> list[dict[str, Any]]:
     """All looks of all trainings, as data."""
     qualities = _qualities(plans)
     return [one.plain(qualities[one.arm.experiment]) for one in taught]
 
 
-def show_lessons(plans: Sequence[Plan], taught: Sequence[Taught]) -> None:
+def show_lessons(plans: Sequence[Selection], taught: Sequence[Taught]) -> None:
     """A line per policy that was taught; nothing where none was."""
     shown = progress_of(taught, _qualities(plans))
     if not shown:
@@ -49,12 +49,12 @@ def show_lessons(plans: Sequence[Plan], taught: Sequence[Taught]) -> None:
     table(columns, [(*_cells(one), *((_needed(one),) if asked else ())) for one in shown])
 
 
-def _cells(one: Progress) -> tuple[object, ...]:
+def _cells(one: TeachingProgress) -> tuple[object, ...]:
     looks = (_figure(figure) for figure in (one.start, one.lowest, one.last))
     return (one.arm.policy, one.trainings, f"{one.slots:.0f}", *looks)
 
 
-def _needed(one: Progress) -> str:
+def _needed(one: TeachingProgress) -> str:
     if one.to_quality is not None:
         return f"{_figure(one.to_quality, 0)} slots"
     return f"{one.reached} of {one.trainings} trainings" if one.reached else "never"
@@ -65,7 +65,7 @@ def _figure(figure: Interval, digits: int = 2) -> str:
     return f"{figure.mean:.{digits}f}{spread}"
 
 
-def _qualities(plans: Sequence[Plan]) -> dict[str, float | None]:
+def _qualities(plans: Sequence[Selection]) -> dict[str, float | None]:
     return {
         plan.name: plan.experiment.training.quality_jct_slots if plan.experiment.training else None for plan in plans
     }
@@ -74,7 +74,7 @@ def _qualities(plans: Sequence[Plan]) -> dict[str, float | None]:
 # --- By cluster ----------------------------------------------------------------------------------------------------
 
 
-def show_by_cluster(plans: Sequence[Plan], summaries: Sequence[Summary]) -> None:
+def show_by_cluster(plans: Sequence[Selection], summaries: Sequence[Summary]) -> None:
     """Where clusters are taught together: what each of them has of it."""
     for plan in plans:
         if plan.experiment.federation is None or plan.experiment.training is None:

@@ -75,7 +75,7 @@ Output = Annotated[Form, typer.Option("-o", "--output", help="How to show the re
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Selection:
     """An experiment and what is to be run of it."""
 
     name: str
@@ -160,7 +160,7 @@ def _trace_plan(
     clock: Clock,
     slot_length_s: float,
     placement: Placement | None,
-) -> Plan:
+) -> Selection:
     from fedsched.sim.experiment import trace_experiment
 
     experiment = trace_experiment(
@@ -175,7 +175,7 @@ def _trace_plan(
     again = f"--trace {trace} --format {form.value} --nodes {nodes} --gpus-per-node {gpus_per_node}"
     again += f" --clock {clock.value} --slot-length {slot_length_s:g}"
     again += f" --placement {placement.value}" if placement is not None else ""
-    return Plan(trace.name.split(".")[0], again, experiment, tuple(experiment.policies), (trace,))
+    return Selection(trace.name.split(".")[0], again, experiment, tuple(experiment.policies), (trace,))
 
 
 def compare(
@@ -220,14 +220,16 @@ def swarm(
     swarm_out(range(first, first + seeds), workers=workers)
 
 
-def _plan(file: Path) -> Plan:
+def _plan(file: Path) -> Selection:
     from fedsched.sim.experiment import files_of, load_experiment
 
     experiment = load_experiment(file)
-    return Plan(file.stem, str(file), experiment, tuple(experiment.policies), files_of(file))
+    return Selection(file.stem, str(file), experiment, tuple(experiment.policies), files_of(file))
 
 
-def _adjusted(plan: Plan, policies: str, seeds: int | None, seed: int | None, decision_s_max: float | None) -> Plan:
+def _adjusted(
+    plan: Selection, policies: str, seeds: int | None, seed: int | None, decision_s_max: float | None
+) -> Selection:
     from fedsched.sim.experiment import with_policies
 
     given = {"seeds": seeds, "seed": seed, "decision_s_max": decision_s_max}

@@ -18,7 +18,7 @@ import typer
 from fedsched.cli.federated import show_federations
 from fedsched.cli.lessons import give_lessons, plain_lessons, show_by_cluster, show_lessons
 from fedsched.cli.output import span, table
-from fedsched.cli.sim import Plan
+from fedsched.cli.sim import Selection
 from fedsched.errors import Failed, InvalidInput
 from fedsched.files import refuse_clashes, write_all
 from fedsched.sim import running
@@ -74,7 +74,7 @@ class Files:
 
 
 def carry_out(
-    plans: Sequence[Plan],
+    plans: Sequence[Selection],
     files: Files,
     *,
     engine: str,
@@ -123,7 +123,7 @@ def carry_out(
     _refuse_partial(plans, runs, check=check)
 
 
-def _tasks(plan: Plan, taught: Sequence[Taught], jobs: int, *, check: bool) -> Iterator[tuple[Request, str]]:
+def _tasks(plan: Selection, taught: Sequence[Taught], jobs: int, *, check: bool) -> Iterator[tuple[Request, str]]:
     """The runs to be made, each with why it cannot be; empty if it can."""
     for label in plan.policies:
         trainings = [one for one in taught if one.arm == Arm(plan.name, label)]
@@ -157,7 +157,7 @@ def swarm_out(seeds: range, *, workers: int | None) -> None:
         raise Failed(f"{len(broken)} of {len(verdicts)} worlds broke a promise", broken[0].command)
 
 
-def _tell_load(plan: Plan) -> int:
+def _tell_load(plan: Selection) -> int:
     """What comes to the clusters with the first seed, and how many jobs that are.
 
     Also finds out whether jobs and policies can be made at all, before anything runs.
@@ -284,7 +284,7 @@ def _bounds(interval: Interval, sign: str = "") -> str | None:
     return None if interval.low is None else f"{interval.low:{sign}.1f}s..{interval.high:{sign}.1f}s"
 
 
-def _refuse_partial(plans: Sequence[Plan], runs: Sequence[RunResult], *, check: bool) -> None:
+def _refuse_partial(plans: Sequence[Selection], runs: Sequence[RunResult], *, check: bool) -> None:
     partial = [run for run in runs if run.partial]
     if not partial:
         return

@@ -16,7 +16,7 @@ from fedsched.cli.teaching import Place, Restart, Resume, View, goes_on, look_ar
 if TYPE_CHECKING:
     from fedsched.config import LearningConfig
     from fedsched.sim.federation_config import FederationSectionConfig
-    from fedsched.sim.teaching import Mode, Recipe, State, Training
+    from fedsched.sim.teaching import Mode, Recipe, Training, TrainingState
 
 VIEW = View(
     {
@@ -38,7 +38,7 @@ VIEW = View(
 """Both JCTs are averages in slots."""
 
 
-class Replay(StrEnum):
+class Drawing(StrEnum):
     """How a gradient's decisions are drawn from what is remembered."""
 
     PRIORITISED = "prioritised"
@@ -83,7 +83,7 @@ Batch = Annotated[int, typer.Option(min=1, help="Decisions of each gradient.")]
 SamplesMin = Annotated[int, typer.Option(min=1, help="Decisions that a cluster must know the reward of to learn.")]
 Memory = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Decisions that are remembered.")]
 ReplayOption = Annotated[
-    Replay | None, typer.Option(help="How the decisions of a gradient are drawn; off: only the newest are remembered.")
+    Drawing | None, typer.Option(help="How the decisions of a gradient are drawn; off: only the newest are remembered.")
 ]
 Exploration = Annotated[
     bool | None, typer.Option("--exploration/--no-exploration", help="Let job-aware rules choose now and then.")
@@ -115,7 +115,7 @@ def online(
     batch_size: Batch = 256,
     samples_min: SamplesMin = 256,
     memory: Memory = 8192,
-    replay: ReplayOption = Replay.PRIORITISED,
+    replay: ReplayOption = Drawing.PRIORITISED,
     exploration: Exploration = True,
     baseline: BaselineOption = Baseline.VALUE,
     entropy_weight: Entropy = 0.1,
@@ -201,7 +201,7 @@ def _section(scenario: Path) -> FederationSectionConfig:
 def _learning(
     usual: LearningConfig,
     exploration: bool | None,
-    replay: Replay | None,
+    replay: Drawing | None,
     memory: int | None,
     baseline: Baseline | None,
     entropy_weight: float | None,
@@ -298,7 +298,7 @@ def _carry_out(training: Training, episodes: int, place: Place, command: str) ->
     slots = sum(training.state.slots.values())
     with shown(VIEW, episodes, training.state.episodes) as show:
 
-        def tell(row: dict[str, Any], state: State) -> None:
+        def tell(row: dict[str, Any], state: TrainingState) -> None:
             # The state first: what the log tells must never be ahead of what can be gone on from.
             teaching_state.kept(training).save(place.state)
             write_log(place.log, state.rows)
@@ -328,7 +328,7 @@ def _carry_out(training: Training, episodes: int, place: Place, command: str) ->
     }
 
 
-def _decisions(state: State) -> int:
+def _decisions(state: TrainingState) -> int:
     return sum(learner.recorded for learner in state.learners.values())
 
 

@@ -67,7 +67,7 @@ def train_set(
     from fedsched.policy.set import SetOptions
     from fedsched.sim import training_state
     from fedsched.sim.experiment import files_of, load_experiment
-    from fedsched.sim.set_training import Ground, Plan, train
+    from fedsched.sim.set_training import Ground, Hyperparameters, train
 
     *experiments, file = files
     if not experiments:
@@ -90,7 +90,7 @@ def train_set(
         Ground.of(experiment.stem, load_experiment(experiment), share)
         for experiment, share in zip(experiments, shares, strict=True)
     ]
-    plan = Plan(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
+    plan = Hyperparameters(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
     first = None if source is None else registry.weights("set", str(source))
     command = (
         f"fedsched train set {' '.join(experiment.name for experiment in experiments)} FILE"

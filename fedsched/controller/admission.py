@@ -28,7 +28,7 @@ from fedsched.core.job import (
     Trigger,
     next_phase,
 )
-from fedsched.core.routing import Candidate, Routing, impossible, largest, route
+from fedsched.core.routing import CandidateCluster, Routing, impossible, largest, route
 from fedsched.core.views import Job, Submission
 from fedsched.errors import Conflict, ImpossibleJob, InvalidInput, NotFound, StoreUnavailable, Unreachable
 from fedsched.runtime import codec, keys
@@ -265,7 +265,7 @@ def _can_be_told(spec: JobSpec) -> bool:
     return "\0" not in "".join((spec.run, spec.workdir, *(part for pair in spec.env for part in pair)))
 
 
-def refusal(spec: JobSpec, routing: Routing, states: list[Candidate]) -> tuple[str, str]:
+def refusal(spec: JobSpec, routing: Routing, states: list[CandidateCluster]) -> tuple[str, str]:
     """Message and hint for a job that no cluster can ever hold: what it needs, the largest cluster, what is missing."""
     if routing.reason is Reason.NO_MATCHING_CLUSTER:
         known = [state.name for state in states]

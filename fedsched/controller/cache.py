@@ -17,7 +17,7 @@ from fedsched.core.cluster import ClusterRecord
 from fedsched.core.explain import arrival, candidates
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Transition
-from fedsched.core.routing import Candidate
+from fedsched.core.routing import CandidateCluster
 from fedsched.core.views import ClusterView, Job
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Entry, KeyChanged, Snapshot, Store, Watch
@@ -134,9 +134,9 @@ class Cache:
                 for name, known in sorted(self._clusters.items())
             ]
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[CandidateCluster]:
         """The clusters as `route` wants them."""
-        views = [Candidate(view.name, view.record, view.reachable) for view in self.clusters()]
+        views = [CandidateCluster(view.name, view.record, view.reachable) for view in self.clusters()]
         return candidates(views, self.jobs())
 
     def idempotency_key(self, job_id: JobId) -> str:

@@ -17,7 +17,7 @@ from fedsched.controller.history import History, Past
 from fedsched.core.cluster import Assignment
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason, Trigger, next_phase
-from fedsched.core.routing import Candidate, Routing, route
+from fedsched.core.routing import CandidateCluster, Routing, route
 from fedsched.core.views import Job
 from fedsched.errors import Failed, StoreUnavailable
 from fedsched.runtime import codec, keys
@@ -203,5 +203,5 @@ class Dispatcher:
             self._store.commit((guard,), last)
 
 
-def _with_promise(state: Candidate, spec: JobSpec) -> Candidate:
+def _with_promise(state: CandidateCluster, spec: JobSpec) -> CandidateCluster:
     return replace(state, promised=state.promised + spec.demand_of(spec.minimum), queued=state.queued + 1)

@@ -8,7 +8,7 @@ from math import ceil, isfinite
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Progress, Reason
 from fedsched.core.resources import Resources, total
-from fedsched.core.routing import Candidate, Routing, route
+from fedsched.core.routing import CandidateCluster, Routing, route
 from fedsched.core.views import Explanation, Job, JobAhead
 
 AHEAD_MAX = 10
@@ -40,7 +40,7 @@ _NEXT_STEPS = {
 }
 
 
-def candidates(records: Iterable[Candidate], jobs: Iterable[Job]) -> list[Candidate]:
+def candidates(records: Iterable[CandidateCluster], jobs: Iterable[Job]) -> list[CandidateCluster]:
     """The clusters with what the jobs that wait there have been promised, sorted by name."""
     promised: dict[ClusterName, list[Resources]] = {}
     for job in jobs:
@@ -48,7 +48,7 @@ def candidates(records: Iterable[Candidate], jobs: Iterable[Job]) -> list[Candid
         if status.phase is JobPhase.DISPATCHED and status.cluster is not None and not status.placement:
             promised.setdefault(status.cluster, []).append(job.spec.demand_of(job.spec.minimum))
     return [
-        Candidate(
+        CandidateCluster(
             state.name,
             state.record,
             state.reachable,
@@ -59,7 +59,7 @@ def candidates(records: Iterable[Candidate], jobs: Iterable[Job]) -> list[Candid
     ]
 
 
-def explain(job: Job, jobs: Sequence[Job], clusters: Iterable[Candidate], time_s: float) -> Explanation:
+def explain(job: Job, jobs: Sequence[Job], clusters: Iterable[CandidateCluster], time_s: float) -> Explanation:
     """Explain `job`.
 
     Args:
@@ -91,7 +91,9 @@ def trace_id(traceparent: str) -> str:
     return parts[1] if len(parts) == 4 else ""
 
 
-def _dominant(status: JobStatus, routing: Routing, clusters: list[Candidate], time_s: float) -> tuple[Reason, str]:
+def _dominant(
+    status: JobStatus, routing: Routing, clusters: list[CandidateCluster], time_s: float
+) -> tuple[Reason, str]:
     if status.phase in TERMINAL or status.phase is JobPhase.HELD:
         return status.reason, status.message
     if status.phase is JobPhase.QUEUED:
@@ -126,7 +128,7 @@ def arrival(spec: JobSpec) -> tuple[float, int, str]:
     return (spec.submitted_s, int(spec.job_id) if spec.job_id.isdecimal() else 0, spec.job_id)
 
 
-def _evidence(job: Job, clusters: list[Candidate]) -> list[str]:
+def _evidence(job: Job, clusters: list[CandidateCluster]) -> list[str]:
     spec, status = job.spec, job.status
     lines = [
         f"minimum {spec.minimum} needs {spec.demand_of(spec.minimum)}; maximum {spec.maximum}",

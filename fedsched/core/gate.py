@@ -35,7 +35,7 @@ class GateRule(Record, frozen=True):
     """Share of cases in which the new one may fail and the old one not."""
 
 
-class Outcome(StrEnum):
+class GateOutcome(StrEnum):
     """What a gate says."""
 
     ACCEPTED = "accepted"
@@ -43,10 +43,10 @@ class Outcome(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Verdict(Record, frozen=True):
+class GateVerdict(Record, frozen=True):
     """What a gate says, and from what."""
 
-    outcome: Outcome
+    outcome: GateOutcome
     cases: int
     """Cases in which both could be valued."""
     failures: int
@@ -60,10 +60,10 @@ class Verdict(Record, frozen=True):
     @property
     def accepted(self) -> bool:
         """Whether the new one may take the old one's place."""
-        return self.outcome is Outcome.ACCEPTED
+        return self.outcome is GateOutcome.ACCEPTED
 
 
-def accepts(old: Sequence[float], new: Sequence[float], rule: GateRule | None = None) -> Verdict:
+def accepts(old: Sequence[float], new: Sequence[float], rule: GateRule | None = None) -> GateVerdict:
     """Whether the new one does no harm.
 
     Asked after every case it would be wrong more often than its confidence says; `due` tells when to ask.
@@ -83,7 +83,7 @@ def accepts(old: Sequence[float], new: Sequence[float], rule: GateRule | None = 
     both = [(before, after) for before, after in pairs if isfinite(before) and isfinite(after)]
     change, error = _compare(both)
     outcome, why = _judge(len(pairs), len(both), failures, change, error, rule)
-    return Verdict(outcome, len(both), failures, change, error, why)
+    return GateVerdict(outcome, len(both), failures, change, error, why)
 
 
 def due(cases: int, rule: GateRule | None = None) -> bool:
@@ -95,21 +95,21 @@ def due(cases: int, rule: GateRule | None = None) -> bool:
 
 def _judge(
     cases: int, compared: int, failures: int, change: float, error: float | None, rule: GateRule
-) -> tuple[Outcome, str]:
+) -> tuple[GateOutcome, str]:
     if cases < rule.cases_min:
-        return Outcome.UNDECIDED, f"{cases} cases so far; {rule.cases_min} at least are compared"
+        return GateOutcome.UNDECIDED, f"{cases} cases so far; {rule.cases_min} at least are compared"
     if failures > rule.failures_max * cases:
-        return Outcome.REFUSED, f"it failed in {failures} of {cases} cases; {rule.failures_max:.0%} may fail"
+        return GateOutcome.REFUSED, f"it failed in {failures} of {cases} cases; {rule.failures_max:.0%} may fail"
     if error is None:
-        return Outcome.UNDECIDED, f"only {compared} of {cases} cases can be compared"
+        return GateOutcome.UNDECIDED, f"only {compared} of {cases} cases can be compared"
     told = f"{change:+.1%} ± {error:.1%} over {compared} cases"
     if change - error >= -rule.margin:
-        return Outcome.ACCEPTED, f"it does no harm: {told}; worse by {rule.margin:.1%} would be harm"
+        return GateOutcome.ACCEPTED, f"it does no harm: {told}; worse by {rule.margin:.1%} would be harm"
     if change + error < -rule.margin:
-        return Outcome.REFUSED, f"it does harm: {told}; worse by {rule.margin:.1%} is harm"
+        return GateOutcome.REFUSED, f"it does harm: {told}; worse by {rule.margin:.1%} is harm"
     if cases >= rule.cases_max:
-        return Outcome.REFUSED, f"it did not show that it does no harm: {told}"
-    return Outcome.UNDECIDED, f"{told}; that may still be {rule.margin:.1%} worse"
+        return GateOutcome.REFUSED, f"it did not show that it does no harm: {told}"
+    return GateOutcome.UNDECIDED, f"{told}; that may still be {rule.margin:.1%} worse"
 
 
 def _compare(pairs: Sequence[tuple[float, float]]) -> tuple[float, float | None]:

@@ -16,7 +16,7 @@ from fedsched.core.ids import ClusterName
 from fedsched.core.record import Record
 
 
-class Outcome(StrEnum):
+class RoundOutcome(StrEnum):
     """How a round ended; stable names, part of the public interface."""
 
     COMBINED = "combined"
@@ -65,7 +65,7 @@ class RoundRecord(Record, frozen=True):
     """Version that the gradients were to be computed from."""
     version: int
     """Version in force after the round; the base version unless it combined."""
-    outcome: Outcome
+    outcome: RoundOutcome
     quorum: int
     asked: tuple[ClusterName, ...]
     contributions: tuple[Contribution, ...]
@@ -400,7 +400,7 @@ class Rounds:
             case Combined():
                 return self._combined(event)
             case CombineFailed(number, why, now_s):
-                return self._save(self._at(number, Stage.COMBINING), Outcome.FAILED, now_s, message=why)
+                return self._save(self._at(number, Stage.COMBINING), RoundOutcome.FAILED, now_s, message=why)
             case RoundSaved(number):
                 return self._saved(self._at(number, Stage.SAVING))
             case _:
@@ -476,7 +476,7 @@ class Rounds:
             why = f"no answer within {self._rules.deadline_s:g} s"
             held.absent[cluster] = Absentee(cluster, Absence.MISSING, why)
         if len(held.contributions) < self._rules.quorum:
-            return self._save(held, Outcome.NO_QUORUM, now_s)
+            return self._save(held, RoundOutcome.NO_QUORUM, now_s)
         held.stage = Stage.COMBINING
         return [Combine(held.number, self._version_last + 1, tuple(sorted(held.contributions)))]
 
@@ -497,10 +497,16 @@ class Rounds:
             optimiser_location=weights.optimiser_location,
             optimiser_digest=weights.optimiser_digest,
         )
-        return self._save(held, Outcome.COMBINED, event.now_s, policy=policy)
+        return self._save(held, RoundOutcome.COMBINED, event.now_s, policy=policy)
 
     def _save(
-        self, held: OpenRound, outcome: Outcome, now_s: float, *, policy: PolicyRecord | None = None, message: str = ""
+        self,
+        held: OpenRound,
+        outcome: RoundOutcome,
+        now_s: float,
+        *,
+        policy: PolicyRecord | None = None,
+        message: str = "",
     ) -> list[RoundCommand]:
         record = RoundRecord(
             number=held.number,

@@ -12,7 +12,7 @@ from fedsched.core.record import Record
 from fedsched.core.resources import Resources, total
 
 
-class Candidate(Record, frozen=True):
+class CandidateCluster(Record, frozen=True):
     """A cluster as the controller knows it at the moment of a choice."""
 
     name: ClusterName
@@ -62,7 +62,7 @@ _TIERS = (
 """From hopeless to nearly there: the job waits for the cluster that came furthest."""
 
 
-def route(spec: JobSpec, clusters: Iterable[Candidate]) -> Routing:
+def route(spec: JobSpec, clusters: Iterable[CandidateCluster]) -> Routing:
     """Choose a cluster for the job's minimum.
 
     A cluster that is full still does: its agent decides who gets what when, and needs to see the job for that. One
@@ -85,7 +85,7 @@ def impossible(routing: Routing) -> bool:
     return bool(routing.verdicts) and all(verdict.reason in IMPOSSIBLE for verdict in routing.verdicts)
 
 
-def largest(clusters: Iterable[Candidate]) -> Candidate:
+def largest(clusters: Iterable[CandidateCluster]) -> CandidateCluster:
     """The largest cluster whose nodes are known: by GPUs, then processors, then memory."""
     known = [(state.record, state) for state in clusters if state.record is not None]
     return max(known, key=lambda item: (*_size(item[0].capacity), item[0].name))[1]
@@ -97,7 +97,7 @@ def fits(nodes: Iterable[Node], spec: JobSpec, allocation: Allocation) -> bool:
     return pack(usable, spec.worker_demand, spec.ps_demand, allocation) is not None
 
 
-def _judge(spec: JobSpec, state: Candidate) -> Verdict:
+def _judge(spec: JobSpec, state: CandidateCluster) -> Verdict:
     def no(reason: Reason, message: str) -> Verdict:
         return Verdict(state.name, reason, message, queued=state.queued)
 

@@ -18,7 +18,7 @@ from typing import Literal, assert_never
 
 from msgspec.structs import replace
 
-from fedsched.core.gate import GateRule, Outcome, Verdict, accepts, due
+from fedsched.core.gate import GateOutcome, GateRule, GateVerdict, accepts, due
 from fedsched.core.ids import ClusterName
 from fedsched.core.record import Record
 
@@ -147,7 +147,7 @@ class Comparison(Record, frozen=True):
     cluster: ClusterName
     active: Version
     candidate: Candidate
-    verdict: Verdict
+    verdict: GateVerdict
     cases: int
     """Slots that both were asked about."""
     valid: int
@@ -307,7 +307,7 @@ class AcceptRule(Record, frozen=True):
     gate: GateRule = GateRule()
 
 
-_NOTHING_YET = Verdict(Outcome.UNDECIDED, 0, 0, 0.0, 0.0, "")
+_NOTHING_YET = GateVerdict(GateOutcome.UNDECIDED, 0, 0, 0.0, 0.0, "")
 
 
 @dataclass(slots=True)
@@ -317,7 +317,7 @@ class _Shadow:
     candidate: Candidate
     cases: list[Case] = field(default_factory=list)
     count: int = 0
-    verdict: Verdict = _NOTHING_YET
+    verdict: GateVerdict = _NOTHING_YET
     problem: str = ""
 
 
@@ -554,7 +554,7 @@ class Versions:
             shadow.verdict = verdict_on(shadow.cases, rule)
         elif shadow.count <= rule.cases_max and due(shadow.count, rule):
             shadow.verdict = verdict_on(shadow.cases, rule)
-            if shadow.candidate.promote and shadow.verdict.outcome is not Outcome.UNDECIDED:
+            if shadow.candidate.promote and shadow.verdict.outcome is not GateOutcome.UNDECIDED:
                 return self._conclude(now_s, shadow)
         return [self._report(now_s)]
 
@@ -596,7 +596,7 @@ class Versions:
         )
 
 
-def verdict_on(cases: Sequence[Case], rule: GateRule) -> Verdict:
+def verdict_on(cases: Sequence[Case], rule: GateRule) -> GateVerdict:
     """Whether the candidate does no harm, by what both were worth."""
     return accepts(
         [_or_nan(case.active_worth) for case in cases], [_or_nan(case.candidate_worth) for case in cases], rule
@@ -632,7 +632,7 @@ def _or_nan(worth: float | None) -> float:
 
 
 def _summary(
-    cluster: ClusterName, active: Version, candidate: Candidate, cases: Sequence[Case], verdict: Verdict
+    cluster: ClusterName, active: Version, candidate: Candidate, cases: Sequence[Case], verdict: GateVerdict
 ) -> Comparison:
     usable = [case for case in cases if case.candidate_worth is not None]
     both = [case for case in usable if case.active_worth is not None]

@@ -24,7 +24,7 @@ from fedsched.executor.hearing import Heard
 from fedsched.executor.launching import MACHINE_ERRORS, MachineTrouble
 from fedsched.executor.orders import Surroundings
 from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord
-from fedsched.executor.roster import Roster, Seen
+from fedsched.executor.roster import Roster, SeenTask
 from fedsched.pb.training_pb2 import JobReport, ScaleReply
 from fedsched.runtime.ports import Post
 
@@ -309,7 +309,7 @@ class AttemptDriver:
             "node": order.node,
         }
         with tracing.span("task.start", parent=self._spec.traceparent, attributes=attributes):
-            self._tasks[order.task] = Seen(self._context.tasks.start(self._term, order))
+            self._tasks[order.task] = SeenTask(self._context.tasks.start(self._term, order))
 
     def _address(self) -> str:
         """Where this attempt's coordinator listens; empty until it does."""

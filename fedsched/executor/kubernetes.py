@@ -36,7 +36,7 @@ from fedsched.executor.shepherded import (
     COORDINATOR_MEMORY_MIB,
     Known,
     Shepherded,
-    Standing,
+    TaskCondition,
 )
 
 ASK_S = 20.0
@@ -156,11 +156,11 @@ class KubernetesTasks(Shepherded):
             raise _refusal(order, problem) from problem
         return str(made.metadata.name)
 
-    def _says(self, handle: str, known: Known) -> Standing:
+    def _says(self, handle: str, known: Known) -> TaskCondition:
         seen = self._pods.by_name.get(handle)
         if seen is None:
             # A list that came since does not have it: it is gone for good.
-            return Standing(ended=self._pods.listed_at > known.since_s)
+            return TaskCondition(ended=self._pods.listed_at > known.since_s)
         return _standing(seen.pod, gone=seen.gone, by_us=known.ended_by_us)
 
     def _drop(self, handle: str) -> None:
@@ -332,7 +332,7 @@ class KubernetesTasks(Shepherded):
                 del self._pods.forgotten[name]
 
 
-def _standing(pod: Any, *, gone: bool, by_us: bool) -> Standing:
+def _standing(pod: Any, *, gone: bool, by_us: bool) -> TaskCondition:
     """What a pod's status says, in our words."""
     status = pod.status
     conditions = {condition.type: condition for condition in status.conditions or () if condition.type}
@@ -340,24 +340,24 @@ def _standing(pod: Any, *, gone: bool, by_us: bool) -> Standing:
     disruption = target.reason if target is not None and target.status == "True" else ""
     node = f" {pod.spec.node_name}" if pod.spec.node_name else ""
     if disruption in LOSING or status.reason == "NodeLost":
-        return Standing(
+        return TaskCondition(
             ended=True, reason=Reason.NODE_LOST, message=f"lost its node{node} ({disruption or status.reason})"
         )
     if not gone and status.phase not in ("Succeeded", "Failed"):
-        return Standing(waiting=_waiting(status, conditions) if status.phase == "Pending" else "")
+        return TaskCondition(waiting=_waiting(status, conditions) if status.phase == "Pending" else "")
     if disruption in PREEMPTING or status.reason in EVICTING:
         words = status.message or (target.message if target is not None else "") or ""
-        return Standing(
+        return TaskCondition(
             ended=True, reason=Reason.PREEMPTED, message=f"was evicted ({disruption or status.reason}): {words}"
         )
     ends = [container.state.terminated for container in status.container_statuses or () if container.state]
     if any(end is not None and end.reason == "OOMKilled" for end in ends):
-        return Standing(
+        return TaskCondition(
             ended=True, reason=Reason.OUT_OF_MEMORY, message="used more memory than it was given (OOMKilled)"
         )
     if gone and not by_us and status.phase not in ("Succeeded", "Failed"):
-        return Standing(ended=True, reason=Reason.PREEMPTED, message="was deleted by others")
-    return Standing(ended=True)
+        return TaskCondition(ended=True, reason=Reason.PREEMPTED, message="was deleted by others")
+    return TaskCondition(ended=True)
 
 
 def _why_closed(node: Any) -> str:

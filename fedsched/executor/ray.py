@@ -24,7 +24,7 @@ from fedsched.core.job import Reason
 from fedsched.executor import ray_talk
 from fedsched.executor.launching import MachineTrouble
 from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
-from fedsched.executor.shepherded import COORDINATOR_CPU_MILLI, COORDINATOR_MEMORY_MIB, Known, Shepherded, Standing
+from fedsched.executor.shepherded import COORDINATOR_CPU_MILLI, COORDINATOR_MEMORY_MIB, Known, Shepherded, TaskCondition
 
 REACH_S = 60.0
 """How long a new driver may take to reach the cluster's head."""
@@ -61,7 +61,7 @@ class RayTasks(Shepherded):
         self._options = options
         self._log_file = log
         self._news = threading.Condition(self._lock)
-        self._states: dict[str, ray_talk.State] = {}
+        self._states: dict[str, ray_talk.TaskState] = {}
         self._started: dict[str, str] = {}
         """Answers to starts that are waited for."""
         self._watched: set[str] = set()
@@ -111,15 +111,15 @@ class RayTasks(Shepherded):
             raise MachineTrouble(f"{order.task} could not be started: {problem}", "see `ray list nodes`")
         return name
 
-    def _says(self, handle: str, known: Known) -> Standing:
+    def _says(self, handle: str, known: Known) -> TaskCondition:
         if self._ready and handle not in self._watched:
             self._watched.add(handle)
             self._send(ray_talk.Watch(handle))
-        state = self._states.get(handle, ray_talk.State())
+        state = self._states.get(handle, ray_talk.TaskState())
         if state.reason is Reason.PREEMPTED and known.ended_by_us:
-            return Standing(ended=True)
+            return TaskCondition(ended=True)
         waiting = "Ray has no room for it" if state.waiting else ""
-        return Standing(waiting, state.ended, state.reason, state.message)
+        return TaskCondition(waiting, state.ended, state.reason, state.message)
 
     def _drop(self, handle: str) -> None:
         self._states.pop(handle, None)

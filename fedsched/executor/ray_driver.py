@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsched.core.job import Reason
 from fedsched.executor import ray_talk
-from fedsched.executor.ray_talk import State
+from fedsched.executor.ray_talk import TaskState
 from fedsched.executor.shepherd import die_with
 
 LOOK_S = 0.5
@@ -87,7 +87,7 @@ class Driver:
         self._where: dict[str, Any] = {}
         self._placed: set[str] = set()
         self._dying: dict[str, tuple[float, str]] = {}
-        self._said: dict[str, State] = {}
+        self._said: dict[str, TaskState] = {}
         self._names: tuple[str, ...] = ()
         self._counted_s = float("-inf")
 
@@ -158,15 +158,15 @@ class Driver:
             with suppress(ValueError):
                 self._groups[name] = get_placement_group(name)
         except ValueError:
-            _say(ray_talk.Stands(name, State(ended=True)))
+            _say(ray_talk.Stands(name, TaskState(ended=True)))
 
-    def _standing(self, name: str) -> State:
+    def _standing(self, name: str) -> TaskState:
         self._locate(name)
         if name in self._dying:
             return self._judge(name)
         done, _ = ray.wait([self._ends[name]], timeout=0)
         if not done:
-            return State(waiting=not self._has_place(name))
+            return TaskState(waiting=not self._has_place(name))
         end = self._ends.pop(name)
         actor = self._actors.pop(name, None)
         reason, message = Reason.NONE, ""
@@ -182,7 +182,7 @@ class Driver:
         except RayError as problem:
             message = _brief(problem)
         self._free(name, actor)
-        return State(ended=True, reason=reason, message=message)
+        return TaskState(ended=True, reason=reason, message=message)
 
     def _locate(self, name: str) -> None:
         """Note where an actor is as soon as it says so: once it is dead nobody does."""
@@ -193,7 +193,7 @@ class Driver:
             except RayError:
                 del self._where[name]
 
-    def _judge(self, name: str) -> State:
+    def _judge(self, name: str) -> TaskState:
         """Whether an actor that died for no known cause went with its node."""
         since, message = self._dying[name]
         node = self._where.get(name)
@@ -202,10 +202,10 @@ class Driver:
         elif time.monotonic() - since > DYING_S:
             reason = Reason.NONE
         else:
-            return State()
+            return TaskState()
         del self._dying[name]
         self._free(name, None)
-        return State(ended=True, reason=reason, message=message)
+        return TaskState(ended=True, reason=reason, message=message)
 
     def _has_place(self, name: str) -> bool:
         group = self._groups.get(name)

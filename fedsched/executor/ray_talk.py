@@ -54,7 +54,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """Empty where it took the task."""
 
 
-class State(msgspec.Struct, frozen=True):
+class TaskState(msgspec.Struct, frozen=True):
     """How Ray says that a task stands."""
 
     waiting: bool = False
@@ -68,7 +68,7 @@ class Stands(msgspec.Struct, frozen=True, tag=True):
     """What has changed."""
 
     name: str
-    state: State
+    state: TaskState
 
 
 class Nodes(msgspec.Struct, frozen=True, tag=True):

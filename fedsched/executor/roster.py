@@ -19,7 +19,7 @@ LOG_TAIL_BYTES = 16384
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenTask:
     """What is known of one task."""
 
     record: TaskRecord
@@ -28,7 +28,7 @@ class Seen:
     judged: bool = False
 
 
-class Roster(dict[TaskName, Seen]):
+class Roster(dict[TaskName, SeenTask]):
     """By name. Whoever is on it runs, or its end has still a meaning for the attempt."""
 
     def __init__(self, backend: TaskBackend, files: Attempt) -> None:
@@ -39,7 +39,7 @@ class Roster(dict[TaskName, Seen]):
     def recall(self) -> None:
         """Add what is on record and not here."""
         for task, record in self._files.records().items():
-            self.setdefault(task, Seen(record))
+            self.setdefault(task, SeenTask(record))
 
     def look(self) -> None:
         """Note which tasks have ended since."""

@@ -25,7 +25,7 @@ COORDINATOR_MEMORY_MIB = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TaskCondition:
     """What the cluster says of a task."""
 
     waiting: str = ""
@@ -81,7 +81,7 @@ class Shepherded(ABC):
         """
 
     @abstractmethod
-    def _says(self, handle: str, known: Known) -> Standing:
+    def _says(self, handle: str, known: Known) -> TaskCondition:
         """What the cluster said last of a task. Under the lock, so it does not wait."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class Shepherded(ABC):
     def _know(self, handle: str) -> Known:
         return self._known.setdefault(handle, Known(time.monotonic()))
 
-    def _standing(self, record: TaskRecord) -> Standing:
+    def _standing(self, record: TaskRecord) -> TaskCondition:
         with self._lock:
             return self._says(record.handle, self._know(record.handle))
 

@@ -25,7 +25,7 @@ from fedsched.core.job import Reason
 from fedsched.errors import StartFailed
 from fedsched.executor.launching import MachineTrouble
 from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
-from fedsched.executor.shepherded import COORDINATOR_MEMORY_MIB, Known, Shepherded, Standing
+from fedsched.executor.shepherded import COORDINATOR_MEMORY_MIB, Known, Shepherded, TaskCondition
 
 POLL_S = 1.0
 """How often Slurm is asked while there are tasks."""
@@ -132,23 +132,23 @@ class SlurmTasks(Shepherded):
             command += [f"--account={self._options.account}"]
         return [*command, *self._options.options]
 
-    def _says(self, handle: str, known: Known) -> Standing:
+    def _says(self, handle: str, known: Known) -> TaskCondition:
         found, listed_at = self._jobs.get(handle), self._listed_at
         if found is None:
             # Forgotten by Slurm, some minutes after it ended; but only a list that came since can tell.
             since_s = known.since_s
-            return Standing(ended=time.monotonic() - since_s > GONE_S and listed_at > since_s + GONE_S / 2)
+            return TaskCondition(ended=time.monotonic() - since_s > GONE_S and listed_at > since_s + GONE_S / 2)
         if found.state in (*HELD_BACK, *RUNNING) and listed_at - found.at > GONE_S:
-            return Standing(ended=True)  # it ended, and was forgotten, while Slurm did not answer
+            return TaskCondition(ended=True)  # it ended, and was forgotten, while Slurm did not answer
         if found.state in HELD_BACK:
-            return Standing(waiting=f"Slurm says {found.reason or found.state}")
+            return TaskCondition(waiting=f"Slurm says {found.reason or found.state}")
         if found.state in RUNNING:
-            return Standing()
+            return TaskCondition()
         reason, words = CAUSES.get(found.state, (Reason.NONE, ""))
         if found.state == "CANCELLED" and known.ended_by_us:
             reason = Reason.NONE
         node = f" {found.node}" if found.node and reason is Reason.NODE_LOST else ""
-        return Standing(ended=True, reason=reason, message=f"{words}{node} (Slurm job {handle}: {found.state})")
+        return TaskCondition(ended=True, reason=reason, message=f"{words}{node} (Slurm job {handle}: {found.state})")
 
     def _drop(self, handle: str) -> None:
         self._jobs.pop(handle, None)

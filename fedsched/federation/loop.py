@@ -60,7 +60,7 @@ class Weights(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class BaseVersion:
     """A policy version with everything that a round starts from."""
 
     record: PolicyRecord
@@ -68,6 +68,15 @@ class Version:
     data: bytes
     """The checkpoint's file."""
     optimiser: ServerOptimiser
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the rounds stand: the version in force and the highest numbers given so far, to go on from later."""
+
+    active: BaseVersion
+    version_last: int
+    number_last: int
 
 
 Story = Mapping[str, str | int | float]
@@ -87,7 +96,7 @@ class Combining(Protocol):
     def inspect(self, weights: Weights, update: Arrays) -> Inspection:
         """Look at an update for these weights before anything is computed with it."""
 
-    def step(self, before: Version, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
+    def step(self, before: BaseVersion, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
         """The weights after the round, and the optimiser; the same for whatever order of the updates.
 
         Raises:
@@ -113,7 +122,7 @@ class Gradients:
         """Whether it is finite and fits, and how long it is."""
         return inspect(weights.arrays, update)
 
-    def step(self, before: Version, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
+    def step(self, before: BaseVersion, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
         """One step of the optimiser.
 
         Raises:
@@ -160,7 +169,7 @@ class RoundPorts(Protocol):
     def save(self, record: RoundRecord, policy: PolicyRecord | None) -> bool:
         """Make a round's record, and the version it made, durable in one step; False: given up, the process ends."""
 
-    def offer(self, version: Version, clusters: tuple[ClusterName, ...]) -> None:
+    def offer(self, version: BaseVersion, clusters: tuple[ClusterName, ...]) -> None:
         """Send a version to these clusters."""
 
     def stage(self, name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -178,7 +187,7 @@ class RoundLoop:
         combining: what becomes of updates.
     """
 
-    def __init__(self, core: Rounds, active: Version, combining: Combining, ports: RoundPorts) -> None:
+    def __init__(self, core: Rounds, active: BaseVersion, combining: Combining, ports: RoundPorts) -> None:
         self.lock = threading.RLock()
         self._core = core
         self._active = active
@@ -194,7 +203,7 @@ class RoundLoop:
         return self._core
 
     @property
-    def active(self) -> Version:
+    def active(self) -> BaseVersion:
         """The version in force."""
         return self._active
 
@@ -229,9 +238,9 @@ class RoundLoop:
         held = self._core.open
         return set(held.contributions) if held is not None else set()
 
-    def made(self, policy: PolicyRecord | None) -> Version | None:
+    def made(self, policy: PolicyRecord | None) -> BaseVersion | None:
         """The version that a round has made, while it is being saved; None where it made none."""
-        return Version(policy, *self._made) if policy is not None and self._made is not None else None
+        return BaseVersion(policy, *self._made) if policy is not None and self._made is not None else None
 
     def _carry_out(self, command: RoundCommand) -> None:
         match command:

@@ -27,7 +27,7 @@ from fedsched.core.commands import RewardSlot
 from fedsched.core.ids import stream
 from fedsched.learn.replay import Batch, Replay
 from fedsched.learn.tensors import one_thread, parameters, to_arrays
-from fedsched.policy.dl2 import DecisionSample, Shape, features, forward
+from fedsched.policy.dl2 import DecisionSample, Dl2Shape, features, forward
 from fedsched.policy.learnable import Array, Arrays
 
 ENTROPY_WEIGHT = 0.1
@@ -70,7 +70,7 @@ class Learner:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: Dl2Shape,
         capacity: int = 8192,
         *,
         prioritised: bool = True,

@@ -32,7 +32,7 @@ from fedsched.learn.tensors import adam_state, one_thread, parameters, restore_a
 from fedsched.policy.learnable import Array, Arrays
 from fedsched.policy.set import (
     Choice,
-    Seen,
+    SetInputs,
     SlotSample,
     of_types,
     ps_logits,
@@ -114,7 +114,7 @@ class Paces:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class SlotBatch:
     """The jobs of many slots below each other; n slots, m jobs."""
 
     slots: int
@@ -139,13 +139,13 @@ class Batch:
     chance: torch.Tensor
     rewards: torch.Tensor
 
-    def part(self, slots: torch.Tensor) -> tuple[Batch, torch.Tensor]:
+    def part(self, slots: torch.Tensor) -> tuple[SlotBatch, torch.Tensor]:
         """The jobs of some slots (indices, ascending), and their rows here."""
         number = torch.full((self.slots,), -1)
         number[slots] = torch.arange(len(slots))
         rows = (number[self.slot] >= 0).nonzero()[:, 0]
         rest = {name: getattr(self, name)[rows] for name in _ROWS}
-        return Batch(len(slots), number[self.slot[rows]], self.counts[slots], **rest), rows
+        return SlotBatch(len(slots), number[self.slot[rows]], self.counts[slots], **rest), rows
 
     def pool(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Each slot's mean over its jobs, times the weight, for each of its jobs."""
@@ -175,7 +175,7 @@ _ROWS = (
 )
 
 
-def batch_of(lived: Sequence[Lived]) -> Batch:
+def batch_of(lived: Sequence[Lived]) -> SlotBatch:
     """The slots side by side."""
     counts = np.array([one.size for one in lived])
     seen = [one.sample.seen for one in lived]
@@ -183,7 +183,7 @@ def batch_of(lived: Sequence[Lived]) -> Batch:
     ps = np.concatenate([choice.ps for choice in choices])
     ps_now = np.concatenate([one.ps_now for one in seen])
     workers_now = np.concatenate([one.workers_now for one in seen])
-    return Batch(
+    return SlotBatch(
         len(lived),
         torch.from_numpy(np.repeat(np.arange(len(lived)), counts)),
         torch.from_numpy(counts.astype(np.float32))[:, None],
@@ -219,7 +219,7 @@ class Answers:
     """(m,): means."""
 
 
-def answers(weights: Tensors, batch: Batch) -> Answers:
+def answers(weights: Tensors, batch: SlotBatch) -> Answers:
     """The network's distributions, given the chosen servers."""
     types = of_types(weights, "policy", batch.types, batch.typed)
     jobs = trunk(weights, "policy", batch.features, types, batch.pool)
@@ -235,14 +235,14 @@ def _log_chances(logits: torch.Tensor, legal: torch.Tensor, now: torch.Tensor, s
     return torch.log_softmax(logits.masked_fill(~legal, -1e9), dim=1)
 
 
-def expected(weights: Tensors, batch: Batch) -> torch.Tensor:
+def expected(weights: Tensors, batch: SlotBatch) -> torch.Tensor:
     """What the value network expects of each job, (m,)."""
     types = of_types(weights, "value", batch.types, batch.typed)
     result: torch.Tensor = values(weights, batch.features, types, batch.pool)
     return result
 
 
-def advantages(weights: Tensors, batch: Batch) -> torch.Tensor:
+def advantages(weights: Tensors, batch: SlotBatch) -> torch.Tensor:
     """Each job's share in its slot's gain over what was expected, (m,): everybody's is the whole, whitened."""
     with torch.no_grad():
         gains = batch.sums(batch.rewards - expected(weights, batch))
@@ -266,7 +266,7 @@ class Loss:
         return self.policy + VALUE_WEIGHT * self.value - ENTROPY_WEIGHT * self.entropy
 
 
-def loss_on(weights: Tensors, batch: Batch, gains: torch.Tensor) -> Loss:
+def loss_on(weights: Tensors, batch: SlotBatch, gains: torch.Tensor) -> Loss:
     """The clipped surrogate with the value network's error and an entropy bonus; jobs that had no choice do not count.
 
     Args:
@@ -426,7 +426,7 @@ def _unpacked(state: Mapping[str, NDArray[Any]]) -> list[Lived]:
     lived, begin = [], 0
     for end, stay in zip(ends, state["stay"].tolist(), strict=True):
         rows = slice(begin, end)
-        seen = Seen(*(state[f"seen.{name}"][rows] for name in _SEEN))
+        seen = SetInputs(*(state[f"seen.{name}"][rows] for name in _SEEN))
         choice = Choice(*(state[f"chosen.{name}"][rows] for name in _CHOSEN))
         nothing = np.zeros(0)
         sample = SlotSample(0, 0, (), (), nothing, nothing, state["free"][rows], stay, seen, choice)

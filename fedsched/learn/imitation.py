@@ -15,14 +15,14 @@ import torch
 
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation
-from fedsched.learn.clipped import Batch, Improver, Lived, answers, batch_of
+from fedsched.learn.clipped import Improver, Lived, SlotBatch, answers, batch_of
 from fedsched.learn.tensors import one_thread
 from fedsched.policy.learnable import Array
 from fedsched.policy.set import Choice, SlotSample, nearest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
+class Demonstration:
     """A slot as the student saw it and what the teacher would have given its jobs."""
 
     lived: Lived
@@ -31,7 +31,7 @@ class Lesson:
     """(m,): 1 for jobs that the teacher gives something."""
 
 
-def lesson(sample: SlotSample, taught: Mapping[JobId, Allocation]) -> Lesson:
+def demonstration(sample: SlotSample, taught: Mapping[JobId, Allocation]) -> Demonstration:
     """What a teacher's allocations say about a slot; jobs that it gives nothing are in none of them."""
     none = Allocation()
     workers = np.array([taught.get(job_id, none).workers for job_id in sample.jobs])
@@ -50,11 +50,11 @@ def lesson(sample: SlotSample, taught: Mapping[JobId, Allocation]) -> Lesson:
         sample.seen,
         choice,
     )
-    return Lesson(Lived(copied, zeros.astype(np.float32)), (workers > 0).astype(np.float32))
+    return Demonstration(Lived(copied, zeros.astype(np.float32)), (workers > 0).astype(np.float32))
 
 
 def imitate(
-    improver: Improver, lessons: Sequence[Lesson], *, passes: int, parts_slots: int = 64, settle: bool = False
+    improver: Improver, lessons: Sequence[Demonstration], *, passes: int, parts_slots: int = 64, settle: bool = False
 ) -> float:
     """Go through the lessons so many times; the mean loss of the last pass.
 
@@ -81,7 +81,7 @@ def imitate(
     return sum(losses) / len(losses)
 
 
-def imitation_loss(weights: Mapping[str, torch.Tensor], batch: Batch, served: torch.Tensor) -> torch.Tensor:
+def imitation_loss(weights: Mapping[str, torch.Tensor], batch: SlotBatch, served: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of the teacher's sizes, for jobs that it serves, and of whether it serves them."""
     said = answers(weights, batch)
     sized = batch.free & (served > 0) & _on_offer(batch)
@@ -91,7 +91,7 @@ def imitation_loss(weights: Mapping[str, torch.Tensor], batch: Batch, served: to
     return waits - sizes.sum() / max(1, len(rows))
 
 
-def _on_offer(batch: Batch) -> torch.Tensor:
+def _on_offer(batch: SlotBatch) -> torch.Tensor:
     """Whether the teacher's sizes are among the student's."""
     rows = torch.arange(len(batch.ps))
     return batch.ps_legal[rows, batch.ps] & batch.workers_legal[rows, batch.workers]

@@ -16,7 +16,7 @@ from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import registry
 from fedsched.policy import set as set_policy
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.dl2 import DL2, Explorer, Shape, initial
+from fedsched.policy.dl2 import DL2, Dl2Shape, Explorer, initial
 from fedsched.policy.learnable import Learnable
 from fedsched.policy.set import Set
 
@@ -38,7 +38,7 @@ class Kind:
         return registry.with_weights(config, weights, version, self.explorer() if exploring and self.explorer else None)
 
 
-def _dl2_learner(shape: Shape, config: LearningConfig, batch_size: int) -> Learner:
+def _dl2_learner(shape: Dl2Shape, config: LearningConfig, batch_size: int) -> Learner:
     return Learner(
         shape,
         config.capacity(batch_size),
@@ -52,16 +52,16 @@ def _dl2_learner(shape: Shape, config: LearningConfig, batch_size: int) -> Learn
 
 def _dl2_fresh(seed: int, window: int | None) -> Checkpoint:
     # The reference's rule for the width: two thirds of the inputs, twice.
-    shape = Shape() if window is None else Shape(window, (4 * window, 4 * window))
+    shape = Dl2Shape() if window is None else Dl2Shape(window, (4 * window, 4 * window))
     return Checkpoint(initial(shape, seed), shape, {"seed": seed})
 
 
-def _set_learner(shape: set_policy.Shape, config: LearningConfig, batch_size: int) -> SetLearner:
+def _set_learner(shape: set_policy.SetShape, config: LearningConfig, batch_size: int) -> SetLearner:
     return SetLearner(config.capacity(batch_size))
 
 
 def _set_fresh(seed: int, window: int | None) -> Checkpoint:
-    shape = set_policy.Shape()
+    shape = set_policy.SetShape()
     return Checkpoint(set_policy.initial(shape, seed), shape, {"seed": seed})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsched.policy.dl2 import ROWS, DecisionSample, Shape
+from fedsched.policy.dl2 import ROWS, DecisionSample, Dl2Shape
 from fedsched.policy.learnable import Array
 
 
@@ -40,7 +40,7 @@ class Replay:
     by 0.0001 per batch to 1. The cumulated priority is an array instead of a sum tree: at this size that is no slower.
     """
 
-    def __init__(self, shape: Shape, capacity: int = 8192, *, prioritised: bool = True) -> None:
+    def __init__(self, shape: Dl2Shape, capacity: int = 8192, *, prioritised: bool = True) -> None:
         self._prioritised = prioritised
         self._capacity = capacity
         self._states: Array = np.zeros((capacity, ROWS, shape.window), dtype=np.float32)

@@ -10,7 +10,7 @@ from fedsched.core.ids import ClusterName
 from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import CorruptCheckpoint
 from fedsched.federation.averaging import Inspection, Update
-from fedsched.federation.loop import Story, Version, Weights
+from fedsched.federation.loop import BaseVersion, Story, Weights
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays, Declined, PolicyOffer
 from fedsched.policy import speed_pool
@@ -128,7 +128,7 @@ class Sums:
             return Inspection(why, finite=True, norm=0.0)
         return Inspection("", finite=True, norm=0.0)
 
-    def step(self, before: Version, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
+    def step(self, before: BaseVersion, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
         """The pool with what is news; nothing descends, so the optimiser stays as it is."""
         pool = before.checkpoint
         assert isinstance(pool, Pool)

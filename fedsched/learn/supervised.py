@@ -29,7 +29,7 @@ from fedsched.core.decision import Budget, Decision, Observation, Policy
 from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation
 from fedsched.learn.tensors import adam_state, one_thread, parameters, restore_adam, to_arrays
-from fedsched.policy.dl2 import BUNDLE, KINDS, PS, WORKER, Shape, Window, features, forward
+from fedsched.policy.dl2 import BUNDLE, KINDS, PS, WORKER, Dl2Shape, Window, features, forward
 from fedsched.policy.learnable import Array, Arrays
 
 
@@ -55,7 +55,7 @@ def fingerprint(labels: Sequence[Label]) -> str:
 class _OverTheShoulder:
     """A budget that notes the state before each grant beyond the minimum."""
 
-    def __init__(self, observation: Observation, budget: Budget, shape: Shape) -> None:
+    def __init__(self, observation: Observation, budget: Budget, shape: Dl2Shape) -> None:
         self._budget = budget
         self._shape = shape
         self._minimum = {view.job_id: view.minimum for view in observation.jobs}
@@ -123,7 +123,7 @@ def _kinds(workers: int, ps: int) -> tuple[int, ...]:
 class Watched:
     """A teacher that decides as ever while what can be learned from it is noted. Spends all of its budget."""
 
-    def __init__(self, teacher: Policy, shape: Shape) -> None:
+    def __init__(self, teacher: Policy, shape: Dl2Shape) -> None:
         self._teacher = teacher
         self._shape = shape
         self.labels: list[Label] = []

@@ -33,7 +33,7 @@ from fedsched.policy.optimus import SpeedCurve, fit_types
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Contender:
     """A job, and what the next unit would do for it."""
 
     view: JobView
@@ -54,7 +54,7 @@ class Candidate:
         return self.view.remaining_epochs / self.next_speed
 
 
-def preferred(one: Candidate, other: Candidate) -> Candidate:
+def preferred(one: Contender, other: Contender) -> Contender:
     """Which of the two should have the next unit; the first one where nothing speaks for either."""
     if not one.speed and not other.speed:
         return other if other.length_s < one.length_s else one
@@ -63,7 +63,7 @@ def preferred(one: Candidate, other: Candidate) -> Candidate:
     return later if gain > (sooner.next_speed - sooner.speed) / sooner.speed else sooner
 
 
-def chosen(candidates: Sequence[Candidate]) -> int:
+def chosen(candidates: Sequence[Contender]) -> int:
     """The position of the one that should have the next unit: what a fold over them in this order keeps."""
     best = 0
     for position in range(1, len(candidates)):
@@ -98,11 +98,11 @@ class Afs:
             candidates[best : best + 1] = [after] if after else []
 
 
-def candidate(view: JobView, have: Allocation, curve: SpeedCurve) -> Candidate | None:
+def candidate(view: JobView, have: Allocation, curve: SpeedCurve) -> Contender | None:
     """The job with its next unit; None where there is none, or none that makes it faster."""
     step = next_step(view, have)
     enough = have.workers >= view.minimum.workers and have.ps >= view.minimum.ps
     speed = curve(have) if enough else 0.0
     if not step or curve(have + step) <= speed:
         return None
-    return Candidate(view, step, speed, curve(have + step))
+    return Contender(view, step, speed, curve(have + step))

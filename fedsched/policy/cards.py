@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsched.policy import checkpoint, speed_checkpoint
-from fedsched.policy.dl2 import DL2, Shape
+from fedsched.policy.dl2 import DL2, Dl2Shape
 from fedsched.policy.registry import BUILTINS, LEARNED_SPEED
-from fedsched.policy.set import Set
-from fedsched.policy.set import Shape as SetShape
+from fedsched.policy.set import Set, SetShape
 
 SHIPPED = {**BUILTINS, LEARNED_SPEED: speed_checkpoint.BUILTIN}
 """The files that ship with the package, by policy."""
-_FORMATS = {Shape.FORMAT: DL2.name, SetShape.FORMAT: Set.name, speed_checkpoint.FORMAT: LEARNED_SPEED}
+_FORMATS = {Dl2Shape.FORMAT: DL2.name, SetShape.FORMAT: Set.name, speed_checkpoint.FORMAT: LEARNED_SPEED}
 
 
 @dataclass(frozen=True, slots=True)

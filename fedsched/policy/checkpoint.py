@@ -27,9 +27,9 @@ BUILTIN = FOLDER / "dl2-v1.safetensors"
 """DL2's weights that ship with the package."""
 BUILTIN_SET = FOLDER / "set-v1.safetensors"
 """Those of the policy `set`."""
-SHAPES: dict[str, type[dl2.Shape | set_policy.Shape]] = {
-    dl2.Shape.FORMAT: dl2.Shape,
-    set_policy.Shape.FORMAT: set_policy.Shape,
+SHAPES: dict[str, type[dl2.Dl2Shape | set_policy.SetShape]] = {
+    dl2.Dl2Shape.FORMAT: dl2.Dl2Shape,
+    set_policy.SetShape.FORMAT: set_policy.SetShape,
 }
 """What weights may be of, by the format that their file names."""
 

@@ -50,7 +50,7 @@ WORKER, PS, BUNDLE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Dl2Shape:
     """Sizes that weights must agree on."""
 
     FORMAT: ClassVar[str] = "fedsched/dl2/1"
@@ -85,7 +85,7 @@ class Shape:
         return {"window": self.window, "hidden": list(self.hidden), "rows": ROWS, "types": TYPES}
 
     @classmethod
-    def of_card(cls, card: Mapping[str, Any]) -> Shape:
+    def of_card(cls, card: Mapping[str, Any]) -> Dl2Shape:
         """The shape that `card` told of.
 
         Raises:
@@ -272,7 +272,7 @@ def forward(arrays: Mapping[str, Any], network: str, inputs: Any) -> Any:
     return hidden
 
 
-def initial(shape: Shape, seed: int) -> dict[str, Array]:
+def initial(shape: Dl2Shape, seed: int) -> dict[str, Array]:
     """Fresh weights: hidden layers uniform with He's bound; output layers near zero, so that nothing is preferred."""
     layers = shape.layers()
 
@@ -311,7 +311,7 @@ class _Chances:
         arrays: weights of `shape`.
     """
 
-    def __init__(self, arrays: Arrays, shape: Shape) -> None:
+    def __init__(self, arrays: Arrays, shape: Dl2Shape) -> None:
         names = [f"policy.{index}" for index in range(len(shape.hidden) + 1)]
         self._layers = [
             (arrays[f"{name}.weight"].T, arrays[f"{name}.bias"], np.empty((1, len(arrays[f"{name}.bias"])), np.float32))
@@ -379,7 +379,7 @@ class Explorer(Protocol):
         """The action to take; `action` is the network's."""
 
 
-class DL2(Weighted[Shape, DecisionSample]):
+class DL2(Weighted[Dl2Shape, DecisionSample]):
     """The learned policy behind the `Policy` protocol.
 
     Decisions depend on the observation, the weights, the seed and the slot's number, on nothing else. `load` may be
@@ -402,12 +402,12 @@ class DL2(Weighted[Shape, DecisionSample]):
         arrays: Arrays,
         version: int = 1,
         *,
-        shape: Shape | None = None,
+        shape: Dl2Shape | None = None,
         seed: int = 0,
         explore: bool = True,
         explorer: Explorer | None = None,
     ) -> None:
-        super().__init__(arrays, version, shape or Shape())
+        super().__init__(arrays, version, shape or Dl2Shape())
         self._seed = seed
         self._explore = explore
         self._explorer = explorer

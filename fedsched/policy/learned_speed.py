@@ -59,9 +59,9 @@ from fedsched.policy.heuristics import by_arrival
 from fedsched.policy.marginal import (
     LEFT_MIN,
     Cell,
+    Claim,
     Curve,
     Step,
-    Wish,
     amounts,
     pause,
     per_unit,
@@ -593,7 +593,7 @@ class LearnedSpeed:
 
     # --- Weigh
 
-    def _wish(self, view: JobView, observation: Observation, budget: Budget) -> Wish:
+    def _wish(self, view: JobView, observation: Observation, budget: Budget) -> Claim:
         memory, slot_s = self._jobs[view.job_id], observation.slot_length_s
         curve, own, scale = self._believe(view)
         best = max([curve.best * scale, *own.values()])
@@ -613,7 +613,7 @@ class LearnedSpeed:
         same = (curve, scale, own, (have.workers, have.ps))
         if memory.asked_of != same:
             memory.asked_of, memory.steps = same, staircase(curve, own, scale, same[3])[1]
-        return Wish(view, curve, weight, memory.steps)
+        return Claim(view, curve, weight, memory.steps)
 
     def _believe(self, view: JobView) -> tuple[Curve, dict[Cell, float], float]:
         """The class's curve, what the job itself showed, and how much faster than its class it is elsewhere."""

@@ -190,7 +190,7 @@ def staircase(
         steps.append((ceiling, workers, ps))
 
 
-class Wish(Record, frozen=True, eq=False):
+class Claim(Record, frozen=True, eq=False):
     """What a job would make of the cluster."""
 
     view: JobView
@@ -201,7 +201,7 @@ class Wish(Record, frozen=True, eq=False):
     """From what the budget holds for it already."""
 
 
-def spend(wishes: Sequence[Wish], views: Sequence[JobView], capacity: Resources, budget: Budget) -> None:
+def spend(wishes: Sequence[Claim], views: Sequence[JobView], capacity: Resources, budget: Budget) -> None:
     """Grant steps in the order of their worth. Jobs that got nothing get their minimum at last, if there is room.
 
     Args:
@@ -221,7 +221,7 @@ class _Steps:
     Most of them are granted, so the first many are counted out all at once.
     """
 
-    def __init__(self, wishes: Sequence[Wish]) -> None:
+    def __init__(self, wishes: Sequence[Claim]) -> None:
         counts = [len(wish.steps) for wish in wishes]
         self.wish = np.repeat(np.arange(len(wishes)), counts)
         """Whose step it is, for each step by job and, at first, not yet in order."""
@@ -253,7 +253,7 @@ class _Steps:
 class _Room:
     """Counts out what there is, then grants it."""
 
-    def __init__(self, wishes: Sequence[Wish], views: Sequence[JobView], capacity: Resources, budget: Budget) -> None:
+    def __init__(self, wishes: Sequence[Claim], views: Sequence[JobView], capacity: Resources, budget: Budget) -> None:
         self._wishes = wishes
         self._budget = budget
         self._have: list[Cell] = []

@@ -19,7 +19,7 @@ from fedsched.core.job import allocation_of
 from fedsched.core.resources import Resources, total
 from fedsched.errors import InvalidInput
 from fedsched.policy.heuristics import by_arrival
-from fedsched.policy.marginal import LEFT_MIN, Curve, Wish, pause, per_unit, spend, staircase, urgency
+from fedsched.policy.marginal import LEFT_MIN, Claim, Curve, pause, per_unit, spend, staircase, urgency
 from fedsched.policy.reference import Oracle
 from fedsched.policy.speed_model import levels
 
@@ -115,7 +115,7 @@ class OracleGreedy(_Informed):
         self._forget(observation)
         return Decision(observation.slot, budget.allocations(), self.name)
 
-    def _wish(self, view: JobView, capacity: Resources, slot_s: float, budget: Budget) -> Wish:
+    def _wish(self, view: JobView, capacity: Resources, slot_s: float, budget: Budget) -> Claim:
         curve = self._curve(view, capacity, slot_s)
         left_slots = max(view.remaining_epochs, LEFT_MIN * view.epochs) / curve.best / slot_s if curve.best else 1e9
         held, own = allocation_of(view.placement), {}
@@ -125,7 +125,7 @@ class OracleGreedy(_Informed):
             own[cell] = float(curve.rates[curve.index(cell)]) * bonus
         have = budget.allocation(view.job_id)
         _, steps = staircase(curve, own, start=(have.workers, have.ps))
-        return Wish(view, curve, urgency(left_slots), steps)
+        return Claim(view, curve, urgency(left_slots), steps)
 
 
 class LowerBound(_Informed):

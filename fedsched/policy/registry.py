@@ -11,10 +11,8 @@ from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import CorruptCheckpoint, InvalidConfiguration
 from fedsched.policy import checkpoint, plugins
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.dl2 import DL2, Explorer
-from fedsched.policy.dl2 import Shape as Dl2Shape
-from fedsched.policy.set import Set, SetOptions
-from fedsched.policy.set import Shape as SetShape
+from fedsched.policy.dl2 import DL2, Dl2Shape, Explorer
+from fedsched.policy.set import Set, SetOptions, SetShape
 
 if TYPE_CHECKING:
     from fedsched.policy.learned_speed import LearnedSpeed

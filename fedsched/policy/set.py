@@ -60,7 +60,7 @@ FEATURES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SetShape:
     """Sizes that weights must agree on."""
 
     FORMAT: ClassVar[str] = "fedsched/set/1"
@@ -93,7 +93,7 @@ class Shape:
         return {"width": self.width, "rows": self.rows, "features": FEATURES, "counts": COUNTS.tolist()}
 
     @classmethod
-    def of_card(cls, card: Mapping[str, Any]) -> Shape:
+    def of_card(cls, card: Mapping[str, Any]) -> SetShape:
         """The shape that `card` told of.
 
         Raises:
@@ -113,7 +113,7 @@ def _layer(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class SetInputs:
     """All jobs of a slot as the network's inputs; m jobs, c = len(COUNTS) sizes."""
 
     features: Array
@@ -132,7 +132,7 @@ class Seen:
     """(m,): the same of its workers."""
 
 
-def encode(observation: Observation, views: Sequence[JobView], shape: Shape) -> Seen:
+def encode(observation: Observation, views: Sequence[JobView], shape: SetShape) -> SetInputs:
     """The observation's jobs, in the order of `views`, as the network sees them."""
     capacity = observation.capacity
     best = _fastest_by_type(views)
@@ -166,7 +166,7 @@ def encode(observation: Observation, views: Sequence[JobView], shape: Shape) -> 
     types = np.array([type_rows(view.job_type, shape.rows) for view in views], dtype=np.int64)
     typed = np.array([[view.job_type != UNKNOWN] for view in views], dtype=np.float32)
     running = workers > 0
-    return Seen(
+    return SetInputs(
         features,
         types,
         typed,
@@ -314,7 +314,7 @@ def values(arrays: Mapping[str, Any], features: Any, types: Any, pool: Pooling) 
     return linear(arrays, "value.out", trunk(arrays, "value", features, types, pool))[:, 0]
 
 
-def initial(shape: Shape, seed: int) -> dict[str, Array]:
+def initial(shape: SetShape, seed: int) -> dict[str, Array]:
     """Fresh weights: hidden layers uniform with He's bound, outputs near zero, so that nothing is preferred."""
     layers = shape.layers()
 
@@ -358,7 +358,7 @@ class Choice:
     """(m,): log-probability (density) of the three together."""
 
 
-def choose(arrays: Arrays, seen: Seen, stay: float, uniform: NDArray[np.float64] | None) -> Choice:
+def choose(arrays: Arrays, seen: SetInputs, stay: float, uniform: NDArray[np.float64] | None) -> Choice:
     """The likeliest sizes, or drawn ones.
 
     Args:
@@ -419,7 +419,7 @@ class SlotSample:
     free: NDArray[np.bool_]
     """(m,): whose size was the policy's to choose; pinned jobs are only looked at."""
     stay: float
-    seen: Seen
+    seen: SetInputs
     choice: Choice
 
 
@@ -439,7 +439,7 @@ class SetOptions(Tree):
     """How much urgency grows with each halving of the share of its minimum's task-time that a job got."""
 
 
-class Set(Weighted[Shape, SlotSample]):
+class Set(Weighted[SetShape, SlotSample]):
     """The learned policy behind the `Policy` protocol.
 
     Decisions depend on the observation, the weights, the seed and the slot's number, on nothing else. `load` may be
@@ -462,12 +462,12 @@ class Set(Weighted[Shape, SlotSample]):
         arrays: Arrays,
         version: int = 1,
         *,
-        shape: Shape | None = None,
+        shape: SetShape | None = None,
         seed: int = 0,
         explore: bool = True,
         options: SetOptions | None = None,
     ) -> None:
-        super().__init__(arrays, version, shape or Shape())
+        super().__init__(arrays, version, shape or SetShape())
         self._options = options or SetOptions()
         self._seed = seed
         self._explore = explore
@@ -490,7 +490,7 @@ class Set(Weighted[Shape, SlotSample]):
         draw = stream(self._seed, f"set/act/{slot}").random
         return np.array([draw() for _ in range(4 * jobs)]).reshape(jobs, 4)
 
-    def _sample(self, slot: int, version: int, views: Sequence[JobView], seen: Seen, choice: Choice) -> SlotSample:
+    def _sample(self, slot: int, version: int, views: Sequence[JobView], seen: SetInputs, choice: Choice) -> SlotSample:
         return SlotSample(
             slot,
             version,

@@ -42,7 +42,7 @@ from fedsched.runtime.ports import Post
 from fedsched.sim.clock import ARRIVAL, TICK, VirtualClock
 from fedsched.sim.executor import SimulatedExecutor
 from fedsched.sim.faults import Faults, Planned
-from fedsched.sim.ports import SimulatedJob, SpeedModel
+from fedsched.sim.ports import SimulatedJob, TrueSpeeds
 from fedsched.sim.speeds.costs import Costs
 
 
@@ -209,7 +209,7 @@ class SimulatedCluster:
         clock: VirtualClock,
         setup: Setup,
         rules: Rules,
-        speeds: SpeedModel,
+        speeds: TrueSpeeds,
         over: Callable[[SimulatedJob, JobStatus], None],
         *,
         journal: Recorder | None,

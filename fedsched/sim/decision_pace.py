@@ -15,7 +15,7 @@ from fedsched.core.job import Allocation, JobSpec, Placement, allocation_of
 from fedsched.core.placement import TentativePlacement
 from fedsched.policy.registry import make
 from fedsched.sim.dl2_workload import NODE, Dl2Workload, Dl2WorkloadConfig
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 from fedsched.sim.speeds.config import AnalyticConfig
 
 SLOT_S = 1200.0
@@ -64,7 +64,7 @@ class _Live:
             speeds=tuple(self.speeds.values()),
         )
 
-    def train(self, speeds: SpeedModel) -> None:
+    def train(self, speeds: TrueSpeeds) -> None:
         held = allocation_of(self.placement)
         if held:
             done = speeds.epochs(self.job, Setting(held), SLOT_S)

@@ -12,7 +12,7 @@ from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Placement, Progress, Reason, allocation_of
 from fedsched.runtime.ports import Post
 from fedsched.sim.clock import VirtualClock
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 from fedsched.sim.speeds.costs import Costs, VerbCosts
 
 
@@ -71,7 +71,7 @@ class SimulatedExecutor:
         clock: VirtualClock,
         post: Post,
         truth: Mapping[JobId, SimulatedJob],
-        speeds: SpeedModel,
+        speeds: TrueSpeeds,
         nodes: Mapping[NodeName, Node],
         *,
         costs: Costs,

@@ -33,7 +33,7 @@ from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.elastic_workload import ElasticWorkloadConfig
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.local_workloads import LocalWorkloadsConfig
-from fedsched.sim.ports import SpeedModel, Workload
+from fedsched.sim.ports import TrueSpeeds, Workload
 from fedsched.sim.speeds.config import AnalyticConfig, ElasticSpeedsConfig, EstimatesConfig, SpeedsConfig
 from fedsched.sim.speeds.costs import CostsConfig
 from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
@@ -247,7 +247,7 @@ class ExperimentConfig(Tree):
             crowded=self.speeds is not None and self.speeds.interference is not None,
         )
 
-    def speed_model(self, seed: int) -> SpeedModel:
+    def speed_model(self, seed: int) -> TrueSpeeds:
         """How fast they really train.
 
         Raises:
@@ -267,7 +267,7 @@ class ExperimentConfig(Tree):
                 elastic = self.workload.shape.elastic
                 return RigidSpeed() if elastic is None else ElasticSpeed(elastic.exponent)
 
-    def typical_speeds(self, seed: int) -> SpeedModel:
+    def typical_speeds(self, seed: int) -> TrueSpeeds:
         """The same for jobs that are no different from others of their type.
 
         Raises:

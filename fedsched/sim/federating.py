@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fedsched.config import PolicyConfig
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import RoundRecord
-from fedsched.federation.loop import Combining, Gradients, Version, Weights, combiner
+from fedsched.federation.loop import BaseVersion, Combining, Gradients, Standing, Weights, combiner
 from fedsched.federation.source import Arrays
 from fedsched.learn.kinds import TEACHABLE, first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
@@ -20,7 +20,7 @@ from fedsched.policy.registry import LEARNED_SPEED
 from fedsched.policy.speed_pool import Pool
 from fedsched.runtime.loop import Observer
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.federation import Federation, Judge, Member, Sharing, Standing, Taught, first_standing
+from fedsched.sim.federation import Federation, Judge, LearningMember, Member, Sharing, first_standing
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
 from fedsched.sim.federation_judges import FederationJudge
 from fedsched.sim.federation_link import Errands
@@ -67,7 +67,7 @@ class Album(Judge):
         self.kept: list[Arrays] = []
         """By moment, those that have come."""
 
-    def saved(self, record: RoundRecord, before: Version, after: Version | None) -> None:
+    def saved(self, record: RoundRecord, before: BaseVersion, after: BaseVersion | None) -> None:
         """A round ended, and with it perhaps the time of some weights."""
         self.keep(before.checkpoint.arrays, record.finished_s)
 
@@ -152,7 +152,7 @@ class Forming:
         if learner is None:
             learner = kind.learner(group.first.shape, section.learning, section.batch_size)
             self._school.learners[name] = learner
-        return Taught(
+        return LearningMember(
             name,
             policy,
             learner,

@@ -10,7 +10,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -28,10 +27,10 @@ from fedsched.core.rounds import (
     MemberLeft,
     MemberReported,
     NewWeights,
-    Outcome,
     PolicyRecord,
     RejectUpdate,
     RequestUpdates,
+    RoundOutcome,
     RoundRecord,
     Rounds,
     TimePassed,
@@ -39,7 +38,7 @@ from fedsched.core.rounds import (
 from fedsched.core.speeds import UNIT, SpeedCell, SpeedStatistics, SpeedSums
 from fedsched.core.versions import AcceptRule, Action
 from fedsched.federation.exchange import GradientReply, decline, heard, question_to, respond
-from fedsched.federation.loop import Combining, Gradients, RoundLoop, Version, Weights, combiner
+from fedsched.federation.loop import BaseVersion, Combining, Gradients, RoundLoop, Standing, Weights, combiner
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.federation.source import Arrays, Gradient, Hello, PolicyOffer
 from fedsched.learn.contributing import ClusterLearning
@@ -62,21 +61,12 @@ HUGE = 1e12
 CLAIMED = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a federation's rounds stand, to go on from later: what the live aggregator keeps in etcd and files."""
-
-    active: Version
-    version_last: int
-    number_last: int
-
-
 def first_standing(policy: str, weights: Weights, learning_rate: float) -> Standing:
     """Before any round: these weights are version 1."""
     optimiser = ServerOptimiser(learning_rate)
     data = weights.to_bytes()
     made = _written(1, weights.digest, data, optimiser)
-    return Standing(Version(_record(policy, made), weights, data, optimiser), 1, 0)
+    return Standing(BaseVersion(_record(policy, made), weights, data, optimiser), 1, 0)
 
 
 def _record(policy: str, made: NewWeights) -> PolicyRecord:
@@ -103,7 +93,7 @@ class Judge:
     def crossed(self, way: Way, cluster: ClusterName, message: Message, time_s: float) -> None:
         """A message arrived."""
 
-    def saved(self, record: RoundRecord, before: Version, after: Version | None) -> None:
+    def saved(self, record: RoundRecord, before: BaseVersion, after: BaseVersion | None) -> None:
         """A round is over; `after` is what it made, if anything."""
 
     def took(self, cluster: ClusterName, term: int, version: int) -> None:
@@ -248,7 +238,7 @@ class Member:
         return spoil(reply, spoils, self._chance)
 
 
-class Taught(Member):
+class LearningMember(Member):
     """Gives gradients, takes weights.
 
     Args:
@@ -529,7 +519,7 @@ class Federation:
         self._judge.saved(record, self.loop.active, self.loop.made(policy))
         return True
 
-    def offer(self, version: Version, clusters: tuple[ClusterName, ...]) -> None:
+    def offer(self, version: BaseVersion, clusters: tuple[ClusterName, ...]) -> None:
         """Send it over the link."""
         record = version.record
         offer = PolicyOffer(record.name, record.version, record.digest, version.data)
@@ -554,7 +544,7 @@ def result_of(federation: Federation) -> FederationResult:
     return FederationResult(
         clusters=tuple(_part_of(federation.members[name], records) for name in sorted(federation.members)),
         rounds=len(records),
-        combined=sum(record.outcome is Outcome.COMBINED for record in records),
+        combined=sum(record.outcome is RoundOutcome.COMBINED for record in records),
         version=active.version,
         digest=active.digest,
         messages=federation.traffic[0],

@@ -9,14 +9,14 @@ import numpy as np
 from fedsched.core.commands import Command
 from fedsched.core.events import Event, JobAssigned
 from fedsched.core.ids import ClusterName
-from fedsched.core.rounds import Outcome, RoundRecord
+from fedsched.core.rounds import RoundOutcome, RoundRecord
 from fedsched.core.versions import Promotion, State
 from fedsched.federation.averaging import Update, norm
 from fedsched.federation.exchange import GradientReply
-from fedsched.federation.loop import Combining, Gradients, Version, combiner
+from fedsched.federation.loop import BaseVersion, Combining, Gradients, Standing, combiner
 from fedsched.federation.source import Hello
 from fedsched.policy.speed_pool import STATISTICS, Pool, part_of
-from fedsched.sim.federation import Judge, Standing
+from fedsched.sim.federation import Judge
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.federation_link import Answer, Message, Way
 from fedsched.sim.judges import BrokenPromise
@@ -78,14 +78,14 @@ class FederationJudge(Judge):
         else:
             raise BrokenPromise(f"a {type(message).__name__} left cluster {cluster} at {time_s} s")
 
-    def saved(self, record: RoundRecord, before: Version, after: Version | None) -> None:
+    def saved(self, record: RoundRecord, before: BaseVersion, after: BaseVersion | None) -> None:
         """A round is over.
 
         Raises:
             BrokenPromise: its record or what it made is not as promised.
         """
         self._recorded(record, before)
-        if (record.outcome is Outcome.COMBINED) != (after is not None):
+        if (record.outcome is RoundOutcome.COMBINED) != (after is not None):
             raise BrokenPromise(f"round {record.number} is {record.outcome.value} and made {after and after.record}")
         if after is None:
             if record.version != before.record.version:
@@ -109,7 +109,7 @@ class FederationJudge(Judge):
             if now is not None and now.age < part.age:
                 raise BrokenPromise(f"what cluster {cluster} has seen in epoch {epoch} became older")
 
-    def _recorded(self, record: RoundRecord, before: Version) -> None:
+    def _recorded(self, record: RoundRecord, before: BaseVersion) -> None:
         if record.number <= self._number_last:
             raise BrokenPromise(f"round {record.number} comes after round {self._number_last}")
         self._number_last = record.number
@@ -122,7 +122,7 @@ class FederationJudge(Judge):
         if told != sorted(record.asked):
             raise BrokenPromise(f"round {record.number} asked {record.asked} and tells of {told}")
 
-    def _counted(self, record: RoundRecord, before: Version) -> list[Update]:
+    def _counted(self, record: RoundRecord, before: BaseVersion) -> list[Update]:
         """The updates that counted, as they crossed the link; each must be one that may."""
         updates = []
         for part in record.contributions:
@@ -134,7 +134,7 @@ class FederationJudge(Judge):
         self._answers = {key: reply for key, reply in self._answers.items() if key[0] > record.number}
         return updates
 
-    def _fault(self, reply: GradientReply, record: RoundRecord, before: Version) -> str:
+    def _fault(self, reply: GradientReply, record: RoundRecord, before: BaseVersion) -> str:
         if isinstance(before.checkpoint, Pool):
             return self._combining.inspect(before.checkpoint, reply.gradients).misfit
         weights = before.checkpoint.arrays

@@ -20,7 +20,7 @@ from fedsched.policy.speed_pool import Pool
 from fedsched.runtime.loop import Observer
 from fedsched.sim.cluster import Rules, Setup
 from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
-from fedsched.sim.federation import Federation, Member, Sharing, Taught, first_standing
+from fedsched.sim.federation import Federation, LearningMember, Member, Sharing, first_standing
 from fedsched.sim.federation_config import AwayConfig, FederationSectionConfig, LinkConfig, MemberConfig, SpoilConfig
 from fedsched.sim.federation_judges import FederationJudge, judge_versions
 from fedsched.sim.federation_link import Errands
@@ -173,7 +173,7 @@ def _member(
     policy = FaultyPolicy(kind.policy(config, first, 1, section.learning), plan)
     learner = kind.learner(first.shape, section.learning, section.batch_size)
     rule = section.promotion.rule()
-    return Taught(name, policy, learner, unusual, first, rule, _candidate(seeds[1], section))
+    return LearningMember(name, policy, learner, unusual, first, rule, _candidate(seeds[1], section))
 
 
 def _jobs(cluster: ClusterName, scenario: Scenario) -> list[SimulatedJob]:

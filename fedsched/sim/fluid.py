@@ -17,12 +17,12 @@ from fedsched.core.decision import Decision, JobView, Observation, Policy, Speed
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, task_name
 from fedsched.core.resources import Resources
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 
 POOL = NodeName("pool")
 
 
-class Pool:
+class FluidBudget:
     """The `Budget` of a slot where only sums count."""
 
     def __init__(self, observation: Observation) -> None:
@@ -117,7 +117,7 @@ class Fluid:
         self,
         capacity: Resources,
         jobs: Iterable[SimulatedJob],
-        speeds: SpeedModel,
+        speeds: TrueSpeeds,
         slot_length_s: float,
         *,
         shown: Mapping[JobId, str] | None = None,
@@ -185,5 +185,5 @@ class Fluid:
         """Let a policy decide until all is over; the average completion time in seconds."""
         while not self.over:
             observation = self.observe()
-            reward(self.live_through(policy.decide(observation, Pool(observation))))
+            reward(self.live_through(policy.decide(observation, FluidBudget(observation))))
         return sum(self.jct_s.values()) / len(self.jct_s)

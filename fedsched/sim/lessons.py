@@ -15,7 +15,7 @@ from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.workers import INTERRUPTED, Share
 
 if TYPE_CHECKING:
-    from fedsched.sim.teaching import Recipe, State
+    from fedsched.sim.teaching import Recipe, TrainingState
 
 LOOK = "jct_slots."
 """What the names of a look's figures begin with, in a training's log."""
@@ -135,7 +135,7 @@ def teach(lesson: Lesson, progress: Share = lambda _: None) -> Taught:
     assert lesson.experiment.training is not None
     runs = lesson.experiment.training.policies[lesson.policy].runs
 
-    def tell(row: dict[str, Any], state: State) -> None:
+    def tell(row: dict[str, Any], state: TrainingState) -> None:
         progress(row["episode"] / runs if runs else 1.0)
 
     try:
@@ -164,7 +164,7 @@ def _look(row: Mapping[str, Any], clusters: int) -> Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TeachingProgress:
     """How a policy fared while it was taught, over all its trainings."""
 
     arm: Arm
@@ -182,7 +182,9 @@ class Progress:
     """Trainings that became good enough."""
 
 
-def progress_of(taught: Sequence[Taught], quality_jct_slots: Mapping[str, float | None]) -> tuple[Progress, ...]:
+def progress_of(
+    taught: Sequence[Taught], quality_jct_slots: Mapping[str, float | None]
+) -> tuple[TeachingProgress, ...]:
     """One for each policy whose lessons came to something.
 
     Args:
@@ -195,10 +197,10 @@ def progress_of(taught: Sequence[Taught], quality_jct_slots: Mapping[str, float 
     return tuple(_progress(arm, several, quality_jct_slots[arm.experiment]) for arm, several in found.items())
 
 
-def _progress(arm: Arm, taught: Sequence[Taught], quality_jct_slots: float | None) -> Progress:
+def _progress(arm: Arm, taught: Sequence[Taught], quality_jct_slots: float | None) -> TeachingProgress:
     needed = [] if quality_jct_slots is None else [one.slots_to(quality_jct_slots) for one in taught]
     reached = [slots for slots in needed if slots is not None]
-    return Progress(
+    return TeachingProgress(
         arm=arm,
         trainings=len(taught),
         slots=sum(one.looks[-1].slots for one in taught) / len(taught),

@@ -17,7 +17,7 @@ from fedsched.core.resources import Resources
 from fedsched.policy import plugins
 from fedsched.sim.cluster import Rules, Setup
 from fedsched.sim.dl2_workload import NODE, Dl2Workload, Dl2WorkloadConfig
-from fedsched.sim.ports import SimulatedJob, SpeedModel
+from fedsched.sim.ports import SimulatedJob, TrueSpeeds
 from fedsched.sim.speeds.config import AnalyticConfig
 from fedsched.sim.traces.config import FittedWorkloadConfig, ShapeConfig
 from fedsched.sim.traces.shaping import RigidSpeed
@@ -112,7 +112,7 @@ def _crowd(waiting: int) -> Iterator[SimulatedJob]:
 def _dl2(policy: str, observe: Callable[[Event, object], None]) -> World:
     config = Dl2WorkloadConfig(slot_length_s=SLOT_S)
     nodes = tuple(Node(NodeName(f"node-{index:04d}"), NODE) for index in range(500))
-    speeds: SpeedModel = AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(0)
+    speeds: TrueSpeeds = AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(0)
     setup = Setup(ClusterName("dl2"), nodes, plugins.make(policy, {}), plugins.make("drf", {}), observers=(observe,))
     rules = Rules(SLOT_S, store_s=0.0, keep_running=False, rebuild=True)
     return World([setup], Dl2Workload(config).draw(1), speeds, rules)

@@ -33,7 +33,7 @@ class Setting(Record, frozen=True):
     """Tasks of other jobs on those nodes."""
 
 
-class SpeedModel(Protocol):
+class TrueSpeeds(Protocol):
     """The truth about speeds. Policies never see it, but for those that are declared to (oracles)."""
 
     def epochs(self, job: SimulatedJob, setting: Setting, elapsed_s: float) -> float:

@@ -64,10 +64,10 @@ class Router:
             raise InvalidInput(f"job {spec.job_id} can run nowhere: {found.message}", "change the job or the clusters")
         return found.choice
 
-    def _candidate(self, cluster: SimulatedCluster) -> routing.Candidate:
+    def _candidate(self, cluster: SimulatedCluster) -> routing.CandidateCluster:
         scheduler = cluster.state
         if scheduler is None:
-            return routing.Candidate(cluster.name, None, reachable=False)
+            return routing.CandidateCluster(cluster.name, None, reachable=False)
         state = scheduler.state
         waiting = [job for job in state.jobs.values() if job.status.phase is JobPhase.DISPATCHED]
         promised = Resources()
@@ -89,4 +89,4 @@ class Router:
             slot=state.slot,
             started_s=0.0,
         )
-        return routing.Candidate(cluster.name, record, promised=promised, queued=len(waiting))
+        return routing.CandidateCluster(cluster.name, record, promised=promised, queued=len(waiting))

@@ -31,7 +31,7 @@ from fedsched.sim.deadline import Abandoned, StepDeadline
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.federation_results import FederationResult
 from fedsched.sim.judges import BrokenPromise, Judges
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 from fedsched.sim.results import Collector, Jobs, RunResult
 from fedsched.sim.speeds.costs import Costs
 from fedsched.sim.speeds.oracle import oracle
@@ -317,7 +317,7 @@ def make_policy(config: PolicyConfig, seed: int) -> Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """How much work comes, if every job ran at its minimum without ever waiting."""
 
     jobs: int
@@ -345,7 +345,7 @@ class Load:
         return f"offered load {self.ratio:.2f}: {what}, and jobs come during {self.arrivals_s / 3600:,.3g} h"
 
 
-def load_of(experiment: ExperimentConfig) -> Load:
+def load_of(experiment: ExperimentConfig) -> OfferedLoad:
     """The load of the first seed's jobs, by the resource of which they want the largest share.
 
     Raises:
@@ -374,7 +374,7 @@ def load_of(experiment: ExperimentConfig) -> Load:
     offered = _amounts(capacity)
     most = max(range(len(KINDS)), key=lambda kind: wanted[kind] / offered[kind] if offered[kind] else 0.0)
     first = homeless[0] if homeless else ""
-    return Load(jobs, last_s - first_s, KINDS[most], wanted[most] / 3600, offered[most], len(homeless), first)
+    return OfferedLoad(jobs, last_s - first_s, KINDS[most], wanted[most] / 3600, offered[most], len(homeless), first)
 
 
 def _amounts(resources: Resources) -> tuple[float, float, float]:
@@ -382,7 +382,7 @@ def _amounts(resources: Resources) -> tuple[float, float, float]:
     return resources.gpu_milli / 1000, resources.cpu_milli / 1000, resources.memory_mib / 1024
 
 
-def _alone_s(job: SimulatedJob, speeds: SpeedModel) -> float:
+def _alone_s(job: SimulatedJob, speeds: TrueSpeeds) -> float:
     """How long the job takes at its minimum; 0 where it cannot train with that."""
     least = job.spec.minimum
     # Without parameter servers most models know no speed; those that need none have none at most either.

@@ -45,13 +45,13 @@ from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation
 from fedsched.core.resources import Resources, total
 from fedsched.learn.clipped import Improved, Improver, Lived, Paces
-from fedsched.learn.imitation import Lesson, imitate, lesson
+from fedsched.learn.imitation import Demonstration, demonstration, imitate
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.learnable import Array, Arrays
-from fedsched.policy.set import UNKNOWN, Set, SetOptions, Shape, initial
+from fedsched.policy.set import UNKNOWN, Set, SetOptions, SetShape, initial
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.fluid import Fluid, Pool
-from fedsched.sim.ports import SpeedModel, Workload
+from fedsched.sim.fluid import Fluid, FluidBudget
+from fedsched.sim.ports import TrueSpeeds, Workload
 from fedsched.sim.training_state import Kept, under
 
 Tell = Callable[[str], None]
@@ -78,7 +78,7 @@ class Ground:
     name: str
     capacity: Resources
     workload: Workload
-    speeds: SpeedModel
+    speeds: TrueSpeeds
     slot_length_s: float
     sizes: tuple[float, ...] = SIZES
     """Clusters that training is judged on, as shares of the whole one."""
@@ -117,7 +117,7 @@ Teaching = Callable[[Ground], Policy]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Hyperparameters:
     """How long and how fast it learns."""
 
     seed: int = 0
@@ -174,7 +174,7 @@ Drawn = tuple[Any, ...]
 
 def train(
     grounds: Sequence[Ground],
-    plan: Plan,
+    plan: Hyperparameters,
     *,
     teacher: Teaching | None,
     options: SetOptions,
@@ -272,7 +272,7 @@ class _Improving:
 @dataclass
 class _Training:
     grounds: Sequence[Ground]
-    plan: Plan
+    plan: Hyperparameters
     options: SetOptions
     tell: Tell
     recipe: Mapping[str, Any]
@@ -283,7 +283,7 @@ class _Training:
     def __post_init__(self) -> None:
         self._begun_s = time.process_time()
         self._chance: Random = stream(self.plan.seed, "set/training")
-        self._shape = Shape()
+        self._shape = SetShape()
         self._paces = {ground: Paces() for ground in self.grounds}
         self._drawn = 0
         self._cases = [(ground, share) for ground in self.grounds for share in ground.sizes]
@@ -326,7 +326,7 @@ class _Training:
 
     def _imitate(self, improver: Improver, teacher: Teaching, *, begin_with_teacher: bool) -> int:
         """The student decides, but for the first round of one that knows nothing; the teacher comments on all slots."""
-        plan, lessons = self.plan, list[Lesson]()
+        plan, lessons = self.plan, list[Demonstration]()
         episodes = [self._episode(teacher) for _ in range(plan.environments)]
         for number in range(plan.lessons):
             student = self._policy(improver.arrays(), 0, explore=False)
@@ -390,7 +390,7 @@ class _Training:
                     episodes[index] = self._episode(None)
                 episode = episodes[index]
                 observation = episode.fluid.observe()
-                decision = policy.decide(observation, Pool(observation))
+                decision = policy.decide(observation, FluidBudget(observation))
                 (sample,) = policy.last_trace()
                 reward = episode.live_through(decision)
                 lived.append(Lived(sample, episode.paces.rewards(sample, dict(reward.progress))))
@@ -485,15 +485,15 @@ class _Training:
         return f"{time.process_time() - self._begun_s:.0f} s CPU"
 
 
-def _taught(episode: _Episode, student: Set, *, teacher_decides: bool) -> Lesson:
+def _taught(episode: _Episode, student: Set, *, teacher_decides: bool) -> Demonstration:
     """One slot of an episode, commented on by the teacher."""
     assert episode.teacher is not None
     observation = episode.fluid.observe()
-    decision = student.decide(observation, Pool(observation))
+    decision = student.decide(observation, FluidBudget(observation))
     (sample,) = student.last_trace()
-    taught = episode.teacher.decide(observation, Pool(observation))
+    taught = episode.teacher.decide(observation, FluidBudget(observation))
     episode.live_through(taught if teacher_decides else decision)
-    return lesson(sample, dict(taught.allocations))
+    return demonstration(sample, dict(taught.allocations))
 
 
 def _told(cases: Sequence[str], mark: Mark) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fedsched.core.events import Event, PolicyDecided
 from fedsched.core.ids import ClusterName
 from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import InvalidInput
+from fedsched.federation.loop import Standing
 from fedsched.learn.sharing import Sums
 from fedsched.policy import registry
 from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
@@ -24,7 +25,7 @@ from fedsched.policy.speed_pool import Pool
 from fedsched.runtime.loop import Observer
 from fedsched.sim.comparing import Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.federation import Federation, Sharing, Standing, first_standing
+from fedsched.sim.federation import Federation, Sharing, first_standing
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
 from fedsched.sim.federation_link import Errands
 from fedsched.sim.results import Collector
@@ -133,7 +134,7 @@ def _jcts_s(
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LearningCurve:
     """How good what one cluster knew was, over its slots, in one training."""
 
     cluster: str
@@ -161,7 +162,7 @@ def curves(
     seeds: Sequence[int],
     held_out: int,
     tell: Tell = lambda _: None,
-) -> list[Curve]:
+) -> list[LearningCurve]:
     """The curves of all clusters.
 
     Args:
@@ -192,7 +193,7 @@ def curves(
                 judged.excess({name: one.known[mark] for name, one in sharers.clusters.items()}) for mark in MARKS
             ]
             for name in sharers.clusters:
-                found.append(Curve(name, size, seed, tuple(at[name] for at in excess)))
+                found.append(LearningCurve(name, size, seed, tuple(at[name] for at in excess)))
             tell(f"training {seed}, {size} together: {run} runs")
     return found
 
@@ -237,7 +238,7 @@ class Speedup:
     worst_cluster: str
 
 
-def summary(found: Sequence[Curve], tolerance: float) -> list[Speedup]:
+def summary(found: Sequence[LearningCurve], tolerance: float) -> list[Speedup]:
     """By how many share, against those that are alone.
 
     Args:

@@ -28,7 +28,7 @@ SLOTS_MAX = 1_500
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SeedVerdict:
     """What became of one seed."""
 
     seed: int
@@ -48,7 +48,7 @@ class Verdict:
         return f"fedsched sim swarm --first {self.seed} --seeds 1"
 
 
-def judge_seed(seed: int, progress: Share = lambda _: None) -> Verdict:
+def judge_seed(seed: int, progress: Share = lambda _: None) -> SeedVerdict:
     """Draw a cluster, jobs, a policy and a fault plan, and run it all. The same seed, the same verdict."""
     scenario = draw_scenario(seed, jobs=JOBS)
     plan = draw_plan(seed, scenario.nodes, scenario.jobs, PLANNED_S)
@@ -70,12 +70,12 @@ def judge_seed(seed: int, progress: Share = lambda _: None) -> Verdict:
     except Exception as error:  # Whatever breaks is what is looked for.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__} in {frame.name}: {error}"
-    return Verdict(seed, name, rules.clock, plan, steps.count, digest, problem)
+    return SeedVerdict(seed, name, rules.clock, plan, steps.count, digest, problem)
 
 
-def lost_verdict(seed: int, why: str) -> Verdict:
+def lost_verdict(seed: int, why: str) -> SeedVerdict:
     """The verdict on a seed that nothing is left of."""
-    return Verdict(seed, "?", "?", FaultPlan(seed), 0, "", why)
+    return SeedVerdict(seed, "?", "?", FaultPlan(seed), 0, "", why)
 
 
 def _run(scenario: Scenario, plan: FaultPlan, name: str, rules: Rules, steps: _Steps) -> str:

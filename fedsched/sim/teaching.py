@@ -1,9 +1,10 @@
 """Trains a policy over many simulated runs, on line in one cluster or federated over several, resumable at every run.
 
 A run (an episode) draws the experiment's jobs from the next seed, and is simulated to its end while the policy learns.
-Between runs everything that the next one depends on lies in a `State`, which is a file: weights, the optimiser's
-moments, what each cluster remembers, the numbers of versions and rounds, and the log. Chance is drawn from streams that
-are named by seeds and numbers, so a training that was killed and resumed makes the same bytes as one that was not.
+Between runs everything that the next one depends on lies in a `TrainingState`, which is a file: weights, the
+optimiser's moments, what each cluster remembers, the numbers of versions and rounds, and the log. Chance is drawn from
+streams that are named by seeds and numbers, so a training that was killed and resumed makes the same bytes as one
+that was not.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from msgspec import structs
 
 from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
 from fedsched.core.ids import ClusterName
-from fedsched.core.rounds import Outcome
+from fedsched.core.rounds import RoundOutcome
 from fedsched.errors import Failed, InvalidInput
+from fedsched.federation.loop import Standing
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays
 from fedsched.learn.kinds import first_weights, kind_of
@@ -30,7 +32,7 @@ from fedsched.policy.learnable import Learnable
 from fedsched.runtime.loop import Observer
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.federating import Forming, School
-from fedsched.sim.federation import Standing, first_standing
+from fedsched.sim.federation import first_standing
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import Request, Teachers, perform
@@ -126,7 +128,7 @@ class Recipe:
 
 
 @dataclass(slots=True)
-class State:
+class TrainingState:
     """All that the next run depends on, and the log of those before."""
 
     standings: list[Standing]
@@ -146,7 +148,7 @@ class State:
     """Its weights, by federation."""
 
 
-Tell = Callable[[dict[str, Any], State], None]
+Tell = Callable[[dict[str, Any], TrainingState], None]
 """Hears of each row of the log, and sees the state that it belongs to."""
 
 
@@ -161,7 +163,7 @@ class Training:
         CorruptCheckpoint: the first weights cannot be used.
     """
 
-    def __init__(self, recipe: Recipe, state: State | None = None) -> None:
+    def __init__(self, recipe: Recipe, state: TrainingState | None = None) -> None:
         config = recipe.experiment.policies[recipe.label]
         self.kind = kind_of(config.name)
         self.policy_name = config.name
@@ -178,13 +180,13 @@ class Training:
         )
         self.state = state if state is not None else self.beginning()
 
-    def beginning(self) -> State:
+    def beginning(self) -> TrainingState:
         """Before the first run."""
         recipe = self.recipe
         clusters = [ClusterName(cluster.name) for cluster in recipe.experiment.clusters]
         standing = first_standing(self.policy_name, self.first, recipe.learning_rate)
         learners = {name: self.kind.learner(self.first.shape, recipe.learning, recipe.batch_size) for name in clusters}
-        return State([standing] * recipe.groups, learners)
+        return TrainingState([standing] * recipe.groups, learners)
 
     def run(self, episodes: int, tell: Tell) -> None:
         """Go on until so many runs are over, with a look at the quality before the first and after the last.
@@ -438,7 +440,7 @@ class _Federated:
         absent = [gone.absence.value for record in records for gone in record.absent]
         counted = [part.metrics for record in records for part in record.contributions]
         return {
-            "updates": sum(record.outcome is Outcome.COMBINED for record in records),
+            "updates": sum(record.outcome is RoundOutcome.COMBINED for record in records),
             "rounds": len(records),
             "counted": len(counted),
             "rejected": absent.count("rejected"),

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import PolicyRecord
-from fedsched.federation.loop import Version
+from fedsched.federation.loop import BaseVersion, Standing
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.runtime import codec
 from fedsched.sim import training_state
-from fedsched.sim.federation import Standing
 from fedsched.sim.teaching import Recipe, Training
 from fedsched.sim.training_state import Kept, under
 
@@ -92,5 +91,5 @@ def _standing(training: Training, arrays: Mapping[str, NDArray[Any]], index: int
     weights = training.first.replaced(under(arrays, f"weights.{index}/"), kept["made"])
     moments = arrays[f"optimiser.{index}"].tobytes()
     optimiser = ServerOptimiser.from_bytes(training.recipe.learning_rate, moments, hashlib.sha256(moments).hexdigest())
-    version = Version(record, weights, weights.to_bytes(), optimiser)
+    version = BaseVersion(record, weights, weights.to_bytes(), optimiser)
     return Standing(version, kept["version_last"], kept["number_last"])

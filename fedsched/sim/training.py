@@ -10,7 +10,7 @@ from typing import Any
 from fedsched.core.decision import Policy
 from fedsched.learn.supervised import Fit, Fitted, Label, Watched, agreement, fingerprint
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.dl2 import DL2, Shape, initial
+from fedsched.policy.dl2 import DL2, Dl2Shape, initial
 from fedsched.policy.registry import heuristic
 from fedsched.sim.training_state import Kept
 from fedsched.sim.workload import draw_scenario
@@ -87,7 +87,7 @@ def warm_up(
         keep: hears of every row of the log.
         tell: hears what happens.
     """
-    shape, teacher, seed = Shape(), plan.teacher, plan.seed
+    shape, teacher, seed = Dl2Shape(), plan.teacher, plan.seed
     tell(f"watching {teacher} on {plan.scenarios} simulated clusters")
     labels, _ = _watch(teacher, shape, seed * SEED_STRIDE, plan.scenarios)
     tell(f"learning {len(labels)} decisions in {plan.steps} steps")
@@ -120,7 +120,7 @@ def warm_up(
     return WarmUp(checkpoint, len(labels), fitted.first_loss, fitted.last_loss, agreed, teacher_jct_s, student_jct_s)
 
 
-def _fitted(plan: WarmUpPlan, labels: Sequence[Label], shape: Shape, begun: Kept | None, keep: Keep) -> Fitted:
+def _fitted(plan: WarmUpPlan, labels: Sequence[Label], shape: Dl2Shape, begun: Kept | None, keep: Keep) -> Fitted:
     fit = Fit(initial(shape, plan.seed), labels, steps=plan.steps, learning_rate=3e-3, seed=plan.seed)
     if begun is not None:
         fit.restore(begun.arrays)
@@ -145,10 +145,10 @@ def labels_digest(teacher: str, seed: int, scenarios: int) -> str:
     It stands in the checkpoint, so a change of the scheduler, the simulator or the teacher that makes the shipped
     weights irreproducible is noticed without learning anything.
     """
-    return fingerprint(_watch(teacher, Shape(), seed * SEED_STRIDE, scenarios)[0])
+    return fingerprint(_watch(teacher, Dl2Shape(), seed * SEED_STRIDE, scenarios)[0])
 
 
-def _watch(teacher: str, shape: Shape, first_seed: int, scenarios: int) -> tuple[list[Label], float]:
+def _watch(teacher: str, shape: Dl2Shape, first_seed: int, scenarios: int) -> tuple[list[Label], float]:
     """The teacher's decisions on these scenarios, and its average JCT."""
     watched = Watched(heuristic(teacher), shape)
     jct_s = _average_jct_s(watched, heuristic(teacher), first_seed, scenarios)

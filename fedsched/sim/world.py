@@ -15,7 +15,7 @@ from fedsched.runtime.loop import Observer
 from fedsched.sim.clock import ARRIVAL, VirtualClock
 from fedsched.sim.cluster import Rules, Setup, SimulatedCluster, Transcript
 from fedsched.sim.faults import Faults
-from fedsched.sim.ports import SimulatedJob, SpeedModel
+from fedsched.sim.ports import SimulatedJob, TrueSpeeds
 from fedsched.sim.routing import Router
 from fedsched.sim.speed import SPEEDS
 from fedsched.sim.speeds.analytic import AnalyticSpeeds
@@ -54,7 +54,7 @@ class World:
         self,
         clusters: Sequence[Setup],
         jobs: Iterable[SimulatedJob],
-        speeds: SpeedModel,
+        speeds: TrueSpeeds,
         rules: Rules,
         *,
         routing: Literal["best", "origin", "two_choices"] = "best",
@@ -134,7 +134,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """What became of one job."""
 
     job: SimulatedJob
@@ -152,7 +152,7 @@ class Outcome:
 class Result:
     """What a small world came to."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[JobOutcome, ...]
     """Of the jobs that are over, in the order of arrival."""
     jobs: int
     slots: int
@@ -175,14 +175,14 @@ class Result:
 def run(
     clusters: Sequence[Setup],
     jobs: Sequence[SimulatedJob],
-    speeds: SpeedModel,
+    speeds: TrueSpeeds,
     rules: Rules,
     *,
     check: bool = False,
     transcribe: bool = False,
 ) -> Result:
     """Run a world that is small enough to keep every job's end."""
-    ended: dict[str, Outcome] = {}
+    ended: dict[str, JobOutcome] = {}
     world = World(
         clusters,
         jobs,
@@ -190,7 +190,7 @@ def run(
         rules,
         check=check,
         transcribe=transcribe,
-        over=lambda job, status: ended.update({job.spec.job_id: Outcome(job, status)}),
+        over=lambda job, status: ended.update({job.spec.job_id: JobOutcome(job, status)}),
     )
     world.run()
     outcomes = tuple(ended[job.spec.job_id] for job in jobs if job.spec.job_id in ended)

@@ -13,7 +13,7 @@ from fedsched.core.decision import Budget, Decision, Observation
 from fedsched.core.explain import explain
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, JobSpec
-from fedsched.core.routing import Candidate
+from fedsched.core.routing import CandidateCluster
 from fedsched.core.views import Job
 from fedsched.policy import registry
 from fedsched.runtime import codec, keys
@@ -59,7 +59,7 @@ def test_a_policy_that_is_too_slow_is_told_of_in_the_cluster_and_with_its_jobs(
         entry = agent.store.get(keys.job_spec(JobId("slow-policy-one")))
         assert entry is not None
         job = Job(codec.loads(JobSpec, entry.value), agent.status("one"))
-        evidence = explain(job, [job], [Candidate(agent.cluster, record, True)], 0.0).evidence
+        evidence = explain(job, [job], [CandidateCluster(agent.cluster, record, True)], 0.0).evidence
         assert any(
             "the heuristic decided its newest slot: policy asleep (version 3) did not" in line for line in evidence
         )

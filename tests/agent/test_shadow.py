@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fedsched.agent.deciding import DecidingPolicy
-from fedsched.agent.shadow import Recipe, ShadowRunner
+from fedsched.agent.shadow import ShadowRunner, ShadowSpec
 from fedsched.config import PolicyConfig
 from fedsched.core.commands import AskPolicy
 from fedsched.core.decision import Decision
@@ -83,7 +83,7 @@ class Shadow:
     def __init__(self, policy: str, decision_s_max: float) -> None:
         self.cases: queue.Queue[Case] = queue.Queue()
         self.problems: queue.Queue[str] = queue.Queue()
-        recipe = Recipe(PolicyConfig(name=policy), 1, False)
+        recipe = ShadowSpec(PolicyConfig(name=policy), 1, False)
         self.runner = ShadowRunner(recipe, decision_s_max, self.cases.put, self.problems.put)
 
     def case(self, slot: int) -> Case:

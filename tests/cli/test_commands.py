@@ -24,7 +24,7 @@ from fedsched.config import ControllerConfig
 from fedsched.controller.app import Controller
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, Progress, Reason
-from fedsched.core.rounds import Absence, Absentee, Outcome, RoundRecord
+from fedsched.core.rounds import Absence, Absentee, RoundOutcome, RoundRecord
 from fedsched.errors import FedschedError
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Put
@@ -145,7 +145,7 @@ def test_rounds_say_who_gave_nothing_and_why(store: MemoryStore, server: str, ru
     """A federation that does not learn must tell what keeps it from learning."""
     absentee = Absentee(ClusterName("west"), Absence.DECLINED, "no decision of this cluster has a reward yet")
     asked = (ClusterName("east"), ClusterName("west"))
-    record = RoundRecord(1, "dl2", 1, 1, Outcome.NO_QUORUM, 2, asked, (), (absentee,), 1.0, 2.0)
+    record = RoundRecord(1, "dl2", 1, 1, RoundOutcome.NO_QUORUM, 2, asked, (), (absentee,), 1.0, 2.0)
     store.commit((), (Put(keys.round_record(1), codec.dumps(record)),))
     assert "west declined: no decision of this cluster has a reward yet" in run("federation", "rounds").out
 

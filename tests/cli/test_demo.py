@@ -12,7 +12,7 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, JobSpec, JobStatus, Range, Reason, Transition
 from fedsched.core.resources import Resources
 from fedsched.core.views import Job
-from fedsched.demo import CLUSTERS, JOBS, Summary
+from fedsched.demo import CLUSTERS, JOBS, DemoSummary
 
 ONE = Resources(1000, 100)
 
@@ -24,7 +24,7 @@ def job(number: int, phase: JobPhase = JobPhase.SUCCEEDED) -> Job:
     )
 
 
-GOOD = Summary(
+GOOD = DemoSummary(
     jobs=tuple(job(number) for number in range(len(JOBS))),
     resizes=2,
     rounds=({"number": 1},),

@@ -12,7 +12,7 @@ from fedsched.core.cluster import ClusterRecord, Node
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import Allocation, JobSpec, Range, Reason
 from fedsched.core.resources import Resources, total
-from fedsched.core.routing import Candidate, fits, impossible, largest, route
+from fedsched.core.routing import CandidateCluster, fits, impossible, largest, route
 
 CPU, MIB = 1000, 1024
 
@@ -32,7 +32,9 @@ def job(workers: int = 1, ps: int = 1, *, cpus: int = 1, ps_cpus: int = 1, **mor
     )
 
 
-def cluster(name: str, *cpus: int, used: int = 0, queued: int = 0, reachable: bool = True, **node: object) -> Candidate:
+def cluster(
+    name: str, *cpus: int, used: int = 0, queued: int = 0, reachable: bool = True, **node: object
+) -> CandidateCluster:
     """A cluster whose nodes have this many cores each."""
     nodes = tuple(
         Node(NodeName(f"{name}-{index}"), Resources(count * CPU, 64 * MIB), **node)  # type: ignore[arg-type]
@@ -41,7 +43,7 @@ def cluster(name: str, *cpus: int, used: int = 0, queued: int = 0, reachable: bo
     record = ClusterRecord(
         ClusterName(name), 1, "host/1/1", "0", "host", 1, nodes, Resources(used * CPU, 0), 0, 0, "drf", 0, 0, 0.0
     )
-    return Candidate(ClusterName(name), record, reachable, Resources(), queued)
+    return CandidateCluster(ClusterName(name), record, reachable, Resources(), queued)
 
 
 amounts = st.builds(Resources, st.integers(0, 4), st.integers(0, 4), st.integers(0, 2))
@@ -105,7 +107,7 @@ states = st.builds(
     seed=st.integers(0, 99),
 )
 def test_the_choice_is_the_best_cluster_that_will_do_in_whatever_order_they_are_listed(
-    found: list[Candidate], workers: int, wanted: list[str], ranked: bool, seed: int
+    found: list[CandidateCluster], workers: int, wanted: list[str], ranked: bool, seed: int
 ) -> None:
     """Two controllers must choose alike, and nobody may wait while a better cluster stands free."""
     names = tuple(ClusterName(name) for name in wanted)
@@ -135,7 +137,7 @@ def test_the_choice_is_the_best_cluster_that_will_do_in_whatever_order_they_are_
         assert result.message
 
 
-def _rank(spec: JobSpec, state: Candidate) -> tuple[bool, int, float, int, str]:
+def _rank(spec: JobSpec, state: CandidateCluster) -> tuple[bool, int, float, int, str]:
     assert state.record is not None
     free = state.record.capacity - state.record.usage
     return (
@@ -178,14 +180,14 @@ def test_a_cluster_with_room_now_goes_before_the_users_first_choice_without() ->
 def test_what_was_promised_to_waiting_jobs_counts_as_used() -> None:
     """Else a burst of submissions goes to one cluster before its agent has started any of them."""
     promised = cluster("a", 4)
-    promised = Candidate(promised.name, promised.record, True, Resources(3 * CPU, 0), 1)
+    promised = CandidateCluster(promised.name, promised.record, True, Resources(3 * CPU, 0), 1)
     assert route(job(1, 1), [promised, cluster("b", 4, used=1)]).choice == "b"
 
 
 def test_a_cluster_that_promised_more_than_it_has_is_said_to_have_nothing_free() -> None:
     """Whoever asks why a job waits must not be told of negative processors."""
     crowded = cluster("a", 4, used=4)
-    crowded = Candidate(crowded.name, crowded.record, True, Resources(3 * CPU, 0), 1)
+    crowded = CandidateCluster(crowded.name, crowded.record, True, Resources(3 * CPU, 0), 1)
     [verdict] = route(job(1, 1), [crowded]).verdicts
     assert (verdict.fits_now, verdict.free.cpu_milli) == (False, 0)
     assert verdict.message.startswith("must wait for capacity: 0 cpu")
@@ -201,7 +203,7 @@ def test_waiting_for_an_unreachable_cluster_is_said_even_when_another_is_too_sma
 
 def test_a_cluster_of_which_nothing_is_known_may_still_hold_the_job() -> None:
     """After a controller's restart an unreachable cluster's size is not known; refusing would be a guess."""
-    unknown = Candidate(ClusterName("gone"), None, False)
+    unknown = CandidateCluster(ClusterName("gone"), None, False)
     assert not impossible(route(job(99), [unknown, cluster("small", 2)]))
 
 
@@ -217,4 +219,4 @@ def test_each_obstacle_has_its_own_reason() -> None:
 
 def test_the_largest_cluster_is_named_by_what_it_holds() -> None:
     """The refusal names it, so that the user knows how far to go down."""
-    assert largest([cluster("a", 4), cluster("b", 3, 3), Candidate(ClusterName("c"), None, False)]).name == "b"
+    assert largest([cluster("a", 4), cluster("b", 3, 3), CandidateCluster(ClusterName("c"), None, False)]).name == "b"

@@ -10,7 +10,7 @@ from fedsched.core.explain import explain
 from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
 from fedsched.core.job import JobPhase, JobSpec, JobStatus, Progress, Range, TaskPlacement
 from fedsched.core.resources import Resources
-from fedsched.core.routing import Candidate
+from fedsched.core.routing import CandidateCluster
 from fedsched.core.views import Job
 
 
@@ -63,9 +63,9 @@ def test_a_job_that_the_heuristic_takes_care_of_is_told_so_and_why() -> None:
     spec = JobSpec(JobId("1"), "j", "python x.py", Range(1, 2), Range(1, 1), Resources(1000), Resources(1000), 1.0)
     status = JobStatus(JobId("1"), JobPhase.RUNNING, cluster=ClusterName("c"))
     record = ClusterRecord(ClusterName("c"), 1, "h/1/1", "0.1.0", "h", 1, (), Resources(), 0, 1, "dl2", 4, 9, 0.0)
-    fine = explain(Job(spec, status), [], [Candidate(ClusterName("c"), record, True)], 0.0).evidence
+    fine = explain(Job(spec, status), [], [CandidateCluster(ClusterName("c"), record, True)], 0.0).evidence
     assert not any("heuristic" in line for line in fine)
     fallen = replace(record, decisions=40, fallbacks=3, fallback="policy dl2 (version 4): it gives job 7 nothing")
-    told = explain(Job(spec, status), [], [Candidate(ClusterName("c"), fallen, True)], 0.0).evidence
+    told = explain(Job(spec, status), [], [CandidateCluster(ClusterName("c"), fallen, True)], 0.0).evidence
     assert "c: the heuristic decided its newest slot: policy dl2 (version 4): it gives job 7 nothing" in told
     assert "c: the heuristic decided 3 of 40 slots" in told

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsched.core.gate import GateRule, Outcome, accepts, due
+from fedsched.core.gate import GateOutcome, GateRule, accepts, due
 from fedsched.core.ids import stream
 
 VALUES = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 3))
@@ -29,13 +29,13 @@ def drawn(chance: Random, cases: int, better: float, persistence: float = 0.0) -
 def test_the_same_answers_are_accepted_at_once() -> None:
     """Most federated versions answer almost all slots as the one before; they must not wait for weeks."""
     verdict = accepts([1.0, 2.0] * 10, [1.0, 2.0] * 10)
-    assert (verdict.outcome, verdict.change, verdict.error) == (Outcome.ACCEPTED, 0.0, 0.0)
+    assert (verdict.outcome, verdict.change, verdict.error) == (GateOutcome.ACCEPTED, 0.0, 0.0)
 
 
 def test_what_is_clearly_worse_is_refused_and_the_numbers_say_by_how_much() -> None:
     old = [1.0 + index % 3 for index in range(20)]
     verdict = accepts(old, [0.8 * value for value in old])
-    assert verdict.outcome is Outcome.REFUSED
+    assert verdict.outcome is GateOutcome.REFUSED
     assert verdict.change == pytest.approx(-0.2)
     assert "does harm: -20.0% ± " in verdict.why
     assert "over 20 cases" in verdict.why
@@ -44,7 +44,7 @@ def test_what_is_clearly_worse_is_refused_and_the_numbers_say_by_how_much() -> N
 def test_durations_are_compared_with_a_minus_sign() -> None:
     """Rounds may value versions by completion times: shorter is better."""
     assert accepts([-100.0] * 20, [-90.0] * 20).change == pytest.approx(0.1)
-    assert accepts([-100.0] * 20, [-110.0] * 20).outcome is Outcome.REFUSED
+    assert accepts([-100.0] * 20, [-110.0] * 20).outcome is GateOutcome.REFUSED
 
 
 def test_a_loss_within_the_margin_is_no_harm() -> None:
@@ -58,18 +58,18 @@ def test_too_few_cases_decide_nothing(cases: int) -> None:
     """A version must not be thrown out, or let in, for a single slot."""
     for better in (0.1, 1.0, 10.0):
         verdict = accepts([1.0] * cases, [better] * cases)
-        assert verdict.outcome is Outcome.UNDECIDED
+        assert verdict.outcome is GateOutcome.UNDECIDED
         assert f"{cases} cases so far; 20 at least" in verdict.why
 
 
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
 def test_who_fails_where_the_old_one_did_not_is_refused_however_good_the_rest(bad: float) -> None:
     verdict = accepts([1.0] * 20, [5.0] * 18 + [bad] * 2)
-    assert (verdict.outcome, verdict.failures, verdict.cases) == (Outcome.REFUSED, 2, 18)
+    assert (verdict.outcome, verdict.failures, verdict.cases) == (GateOutcome.REFUSED, 2, 18)
     assert "failed in 2 of 20 cases" in verdict.why
     assert accepts([1.0] * 19 + [nan], [5.0] * 19 + [bad]).accepted  # nobody could answer that one
-    assert accepts([1.0] * 20, [bad] * 20).outcome is Outcome.REFUSED
-    assert accepts([nan] * 20, [bad] * 20).outcome is Outcome.UNDECIDED
+    assert accepts([1.0] * 20, [bad] * 20).outcome is GateOutcome.REFUSED
+    assert accepts([nan] * 20, [bad] * 20).outcome is GateOutcome.UNDECIDED
 
 
 def test_what_stays_doubtful_is_refused_in_the_end() -> None:
@@ -78,9 +78,9 @@ def test_what_stays_doubtful_is_refused_in_the_end() -> None:
     values = [10.0 if index // 4 % 2 else -10.0 for index in range(40)]
     old = [10.0] * 40
     noisy = [10.0 + value for value in values]
-    assert accepts(old[:20], noisy[:20], rule).outcome is Outcome.UNDECIDED
+    assert accepts(old[:20], noisy[:20], rule).outcome is GateOutcome.UNDECIDED
     verdict = accepts(old, noisy, rule)
-    assert verdict.outcome is Outcome.REFUSED
+    assert verdict.outcome is GateOutcome.REFUSED
     assert "did not show" in verdict.why
 
 
@@ -88,7 +88,7 @@ def test_a_handful_of_runs_can_be_compared_where_the_rule_says_so() -> None:
     """Rounds compare whole simulated runs, of which there are only a few; five that agree are proof, two are not."""
     rule = GateRule(cases_min=2)
     assert accepts([100.0] * 5, [110.0, 111.0, 109.0, 110.0, 112.0], rule).accepted
-    assert accepts([100.0] * 2, [100.0, 104.0], rule).outcome is Outcome.UNDECIDED
+    assert accepts([100.0] * 2, [100.0, 104.0], rule).outcome is GateOutcome.UNDECIDED
 
 
 def test_lists_of_different_length_are_a_fault_of_the_caller() -> None:
@@ -106,7 +106,7 @@ def test_harm_beyond_the_margin_is_let_in_seldom_although_neighbours_resemble_ea
     """
     chance = stream(1, "gate")
     worse = sum(
-        accepts(*drawn(chance, 160, better=1 - 0.02, persistence=persistence)).outcome is Outcome.ACCEPTED
+        accepts(*drawn(chance, 160, better=1 - 0.02, persistence=persistence)).outcome is GateOutcome.ACCEPTED
         for _ in range(600)
     )
     assert worse / 600 <= share
@@ -135,4 +135,4 @@ def test_to_be_better_never_hurts(pairs: list[tuple[float, float]]) -> None:
     """Whoever is at least as good in every single case gets in, or is still looked at; never refused as harm."""
     old = [min(pair) for pair in pairs]
     new = [max(pair) for pair in pairs]
-    assert accepts(old, new).outcome is not Outcome.REFUSED
+    assert accepts(old, new).outcome is not GateOutcome.REFUSED

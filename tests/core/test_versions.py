@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fedsched.core.gate import GateRule, Outcome
+from fedsched.core.gate import GateOutcome, GateRule
 from fedsched.core.ids import ClusterName
 from fedsched.core.versions import (
     AcceptRule,
@@ -286,7 +286,7 @@ def test_a_new_version_decides_after_it_has_done_no_harm_in_the_shadow() -> None
     assert agents.history[-1].by == "agent/east"
     assert "does no harm: +10.0%" in agents.history[-1].why
     assert agents.comparison is not None
-    assert (agents.comparison.running, agents.comparison.verdict.outcome) == (False, Outcome.ACCEPTED)
+    assert (agents.comparison.running, agents.comparison.verdict.outcome) == (False, GateOutcome.ACCEPTED)
 
 
 def test_a_version_that_does_harm_never_decides_however_often_it_is_offered() -> None:
@@ -297,7 +297,7 @@ def test_a_version_that_does_harm_never_decides_however_often_it_is_offered() ->
     agents.offer(2)
     assert (agents.decides, agents.shadow) == ("d0", None)
     assert agents.comparison is not None
-    assert agents.comparison.verdict.outcome is Outcome.REFUSED
+    assert agents.comparison.verdict.outcome is GateOutcome.REFUSED
     agents.offer(3)
     assert agents.shadow is not None
     assert agents.shadow.version == version(3)

@@ -11,7 +11,7 @@ import pytest
 from fedsched.core.ids import NodeName, TaskName
 from fedsched.executor import slurm
 from fedsched.executor.records import TaskRecord
-from fedsched.executor.shepherded import Standing
+from fedsched.executor.shepherded import TaskCondition
 from fedsched.executor.slurm import SlurmOptions, SlurmTasks
 from tests.waiting import eventually
 
@@ -43,7 +43,7 @@ def test_a_task_that_slurm_forgot_while_nobody_could_ask_has_ended(tasks: SlurmT
     """Slurm forgets jobs minutes after they end; one that it listed as running before an outage would run for ever."""
     tasks._standing(TASK)  # it is asked about from now on
     eventually(lambda: "7" in tasks._jobs, "it is listed")
-    assert tasks._standing(TASK) == Standing()
+    assert tasks._standing(TASK) == TaskCondition()
 
     listed.write_text("")
 

@@ -20,12 +20,12 @@ from fedsched.core.rounds import (
     MemberReported,
     NewWeights,
     OfferPolicy,
-    Outcome,
     RefuseMember,
     RejectUpdate,
     RequestUpdates,
     RoundCommand,
     RoundEvent,
+    RoundOutcome,
     RoundRecord,
     RoundRules,
     Rounds,
@@ -91,7 +91,7 @@ def test_a_round_goes_from_request_to_offer() -> None:
     assert save.policy is not None
     assert (save.policy.version, save.policy.parent_version, save.policy.samples) == (8, 5, 100)
     assert save.policy.contributors == (EAST, WEST)
-    assert save.record.outcome is Outcome.COMBINED
+    assert save.record.outcome is RoundOutcome.COMBINED
     assert core.version == 5, "nothing is in force before it is saved"
     assert core.handle(RoundSaved(4)) == [OfferPolicy(8, (EAST, WEST))]
     assert core.version == 8
@@ -124,7 +124,7 @@ def test_too_few_updates_leave_the_policy_as_it_is_and_say_so() -> None:
 
     saved = record(core.handle(DeadlinePassed(4, 1070)))
 
-    assert saved.outcome is Outcome.NO_QUORUM
+    assert saved.outcome is RoundOutcome.NO_QUORUM
     assert saved.version == saved.base_version == 5
     assert [given.cluster for given in saved.contributions] == [EAST]
     assert core.handle(RoundSaved(4)) == []
@@ -138,7 +138,7 @@ def test_a_cluster_that_declines_does_not_make_the_others_wait() -> None:
 
     saved = record(core.handle(UpdateWithheld(4, WEST, Absence.DECLINED, "3 of 32 decisions", 1062)))
 
-    assert saved.outcome is Outcome.NO_QUORUM
+    assert saved.outcome is RoundOutcome.NO_QUORUM
     assert saved.absent[0].why == "3 of 32 decisions"
     assert saved.finished_s == 1062
 
@@ -219,7 +219,7 @@ def test_a_failed_step_is_recorded_and_changes_nothing() -> None:
 
     saved = record(core.handle(CombineFailed(4, "no space left on device", 1062)))
 
-    assert (saved.outcome, saved.message, saved.version) == (Outcome.FAILED, "no space left on device", 5)
+    assert (saved.outcome, saved.message, saved.version) == (RoundOutcome.FAILED, "no space left on device", 5)
     assert core.handle(RoundSaved(4)) == []
 
 
@@ -410,6 +410,6 @@ def check_record(save: SaveRound, quorum: int) -> None:
     counted = [given.cluster for given in entry.contributions]
     assert sorted([*counted, *(gone.cluster for gone in entry.absent)]) == list(entry.asked)
     assert all(given.samples > 0 and given.norm <= 100 for given in entry.contributions)
-    assert (save.policy is not None) == (entry.outcome is Outcome.COMBINED)
-    assert (entry.outcome is Outcome.NO_QUORUM) == (len(counted) < quorum)
-    assert (entry.version != entry.base_version) == (entry.outcome is Outcome.COMBINED)
+    assert (save.policy is not None) == (entry.outcome is RoundOutcome.COMBINED)
+    assert (entry.outcome is RoundOutcome.NO_QUORUM) == (len(counted) < quorum)
+    assert (entry.version != entry.base_version) == (entry.outcome is RoundOutcome.COMBINED)

@@ -22,7 +22,7 @@ from fedsched.policy.dl2 import (
     DL2,
     ROWS,
     DecisionSample,
-    Shape,
+    Dl2Shape,
     features,
     forward,
     initial,
@@ -31,7 +31,7 @@ from fedsched.policy.dl2 import (
 from fedsched.policy.learnable import Array
 from tests.policy.observations import job, node, observation
 
-SHAPE = Shape(window=2, hidden=(8,))
+SHAPE = Dl2Shape(window=2, hidden=(8,))
 
 
 def sample(arrays: dict[str, Array], chance: np.random.Generator, slot: int = 1) -> DecisionSample:

@@ -32,16 +32,16 @@ from fedsched.learn.kinds import kind_of
 from fedsched.learn.tensors import parameters
 from fedsched.policy.checkpoint import digest, from_bytes
 from fedsched.policy.learnable import Array
-from fedsched.policy.set import Set, Shape, SlotSample, choose, initial
-from fedsched.sim.fluid import Pool
+from fedsched.policy.set import Set, SetShape, SlotSample, choose, initial
+from fedsched.sim.fluid import FluidBudget
 from tests.policy.observations import job, node, observation
 
-SMALL = Shape(width=16, rows=32)
+SMALL = SetShape(width=16, rows=32)
 
 
 def sample_of(seen: Observation, arrays: dict[str, Array], seed: int = 0) -> SlotSample:
     policy = Set(arrays, shape=SMALL, seed=seed)
-    policy.decide(seen, Pool(seen))
+    policy.decide(seen, FluidBudget(seen))
     (sample,) = policy.last_trace()
     return sample
 
@@ -167,7 +167,7 @@ def a_slot(policy: Set, paces: Paces, slot: int) -> Lived:
         job("b", job_type="servers-matter", workers=(1, 4), ps=(1, 4), epochs=100.0),
     ]
     seen = observation([node("n", 10)], jobs, slot=slot)
-    given = dict(policy.decide(seen, Pool(seen)).allocations)
+    given = dict(policy.decide(seen, FluidBudget(seen)).allocations)
     (sample,) = policy.last_trace()
     a, b = given.get(JobId("a")), given.get(JobId("b"))
     progress = {
@@ -208,7 +208,7 @@ def filled(slots: int, capacity: int = 8192) -> SetLearner:
     learner, policy = SetLearner(capacity), Set(initial(SMALL, 0), shape=SMALL)
     for slot in range(slots):
         seen = two_jobs(slot)
-        policy.decide(seen, Pool(seen))
+        policy.decide(seen, FluidBudget(seen))
         learner.record(slot, policy.last_trace())
         learner.reward(RewardSlot(slot, ((JobId("a"), 0.1), (JobId("b"), 0.01 * slot))))
     return learner
@@ -233,7 +233,7 @@ def test_a_learner_that_goes_on_from_its_state_gives_the_same_gradients() -> Non
     assert digest(other.gradient(arrays, 16, 1).gradients) == digest(one.gradient(arrays, 16, 1).gradients)
     for learner in (one, other):
         policy = Set(arrays, shape=SMALL)
-        policy.decide(two_jobs(50), Pool(two_jobs(50)))
+        policy.decide(two_jobs(50), FluidBudget(two_jobs(50)))
         learner.record(50, policy.last_trace())
         learner.reward(RewardSlot(50, ((JobId("a"), 0.05),)))
     assert digest(other.gradient(arrays, 99, 1).gradients) == digest(one.gradient(arrays, 99, 1).gradients)
@@ -246,7 +246,7 @@ def test_a_learner_that_goes_on_from_its_state_gives_the_same_gradients() -> Non
 def test_choices_of_a_run_that_is_over_get_no_reward_of_the_next() -> None:
     """Slots of two runs have the same numbers."""
     learner, policy = SetLearner(), Set(initial(SMALL, 0), shape=SMALL)
-    policy.decide(two_jobs(3), Pool(two_jobs(3)))
+    policy.decide(two_jobs(3), FluidBudget(two_jobs(3)))
     learner.record(3, policy.last_trace())
     learner.abandon()
     learner.reward(RewardSlot(3, ((JobId("a"), 0.05),)))
@@ -276,7 +276,7 @@ def test_the_server_combines_its_gradients_with_the_code_that_it_has() -> None:
         learner = kind.learner(weights.shape, LearningConfig(), 64)
         for slot in range(30):
             seen = two_jobs(slot)
-            policy.decide(seen, Pool(seen))
+            policy.decide(seen, FluidBudget(seen))
             learner.record(slot, policy.last_trace())
             learner.reward(RewardSlot(slot, ((JobId("a"), 0.1), (JobId("b"), 0.001 * (slot % 7)))))
         gradient = learner.gradient(weights.arrays, 64, 0)
@@ -324,7 +324,7 @@ def test_sizes_that_did_not_run_out_are_drawn_from_all_that_is_legal() -> None:
     """`choose` on fresh weights is uniform over the legal sizes, so exploration reaches all of them."""
     seen = two_jobs()
     policy = Set(initial(SMALL, 0), shape=SMALL)
-    policy.decide(seen, Pool(seen))
+    policy.decide(seen, FluidBudget(seen))
     (sample,) = policy.last_trace()
     random = np.random.RandomState(0)
     drawn = np.concatenate([choose(initial(SMALL, 0), sample.seen, 0.0, random.rand(2, 4)).ps for _ in range(300)])
@@ -336,5 +336,5 @@ def test_demands_of_gpus_count_in_the_pool_too() -> None:
     """The light budget must refuse what the real one refuses."""
     gpu = job("a", worker_demand=Resources(1000, 100, 1000))
     seen = observation([node("n", 8)], [gpu])
-    assert not Pool(seen).grant(gpu.job_id, 1, 1)
-    assert Pool(two_jobs()).grant(JobId("a"), 1, 1)
+    assert not FluidBudget(seen).grant(gpu.job_id, 1, 1)
+    assert FluidBudget(two_jobs()).grant(JobId("a"), 1, 1)

@@ -9,10 +9,10 @@ import numpy as np
 from fedsched.core.ids import JobId
 from fedsched.core.placement import TentativePlacement
 from fedsched.learn.exploration import JobAware
-from fedsched.policy.dl2 import BUNDLE, DL2, PS, WORKER, Shape, Window, initial
+from fedsched.policy.dl2 import BUNDLE, DL2, PS, WORKER, Dl2Shape, Window, initial
 from tests.policy.observations import job, node, observation
 
-SHAPE = Shape(window=3, hidden=(8,))
+SHAPE = Dl2Shape(window=3, hidden=(8,))
 
 
 def window_of(*sizes: tuple[int, int], ps_max: int = 20) -> Window:

@@ -12,13 +12,13 @@ from fedsched.core.decision import Observation
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation
 from fedsched.learn.clipped import Improver, batch_of
-from fedsched.learn.imitation import Lesson, imitate, imitation_loss, lesson
+from fedsched.learn.imitation import Demonstration, demonstration, imitate, imitation_loss
 from fedsched.learn.tensors import parameters
-from fedsched.policy.set import Set, SetOptions, Shape, initial
-from fedsched.sim.fluid import Pool
+from fedsched.policy.set import Set, SetOptions, SetShape, initial
+from fedsched.sim.fluid import FluidBudget
 from tests.policy.observations import job, node, observation
 
-SMALL = Shape(width=16, rows=32)
+SMALL = SetShape(width=16, rows=32)
 
 
 def crowd(slot: int) -> Observation:
@@ -47,13 +47,13 @@ def teach(seen: Observation) -> dict[JobId, Allocation]:
     return given
 
 
-def lessons(count: int) -> list[Lesson]:
+def lessons(count: int) -> list[Demonstration]:
     student, result = Set(initial(SMALL, 0), shape=SMALL, explore=False), []
     for slot in range(count):
         seen = crowd(slot)
-        student.decide(seen, Pool(seen))
+        student.decide(seen, FluidBudget(seen))
         (sample,) = student.last_trace()
-        result.append(lesson(sample, teach(seen)))
+        result.append(demonstration(sample, teach(seen)))
     return result
 
 
@@ -66,7 +66,7 @@ def test_a_student_sizes_and_ranks_jobs_as_its_teacher_did() -> None:
     for slot in range(1000, 1030):
         seen = crowd(slot)
         taught = teach(seen)
-        decided = dict(student.decide(seen, Pool(seen)).allocations)
+        decided = dict(student.decide(seen, FluidBudget(seen)).allocations)
         # Among equally short jobs anybody may be served.
         short = {view.job_id for view in seen.jobs if view.epochs == 10.0}
         same += sum(decided.get(job_id) == taught.get(job_id) for job_id in short if len(short) <= 4)

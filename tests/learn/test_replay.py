@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedsched.learn.replay import Replay
-from fedsched.policy.dl2 import ROWS, DecisionSample, Shape
+from fedsched.policy.dl2 import ROWS, DecisionSample, Dl2Shape
 
-SHAPE = Shape(window=2, hidden=(4,))
+SHAPE = Dl2Shape(window=2, hidden=(4,))
 
 
 def sample(mark: int, probability: float = 0.5) -> DecisionSample:

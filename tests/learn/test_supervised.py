@@ -10,12 +10,12 @@ from fedsched.core.decision import Budget, Decision, Observation
 from fedsched.core.ids import JobId, stream
 from fedsched.core.placement import TentativePlacement
 from fedsched.learn.supervised import Fit, Watched, agreement, reordered
-from fedsched.policy.dl2 import BUNDLE, DL2, PS, WORKER, Shape, initial
+from fedsched.policy.dl2 import BUNDLE, DL2, PS, WORKER, Dl2Shape, initial
 from fedsched.policy.heuristics import admit, by_arrival
 from fedsched.policy.registry import heuristic
 from tests.policy.observations import job, node, observation
 
-SHAPE = Shape(window=3, hidden=(32,))
+SHAPE = Dl2Shape(window=3, hidden=(32,))
 
 
 def test_labels_are_the_teachers_grants_in_the_state_just_before_each() -> None:

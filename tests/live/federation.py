@@ -18,12 +18,12 @@ from fedsched.core.rounds import PolicyRecord, RoundRecord
 from fedsched.federation.source import Arrays, Declined, Hello, PolicyOffer
 from fedsched.policy import checkpoint
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.dl2 import Shape, initial
+from fedsched.policy.dl2 import Dl2Shape, initial
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Store
 from tests.waiting import eventually
 
-SHAPE = Shape(window=3, hidden=(8,))
+SHAPE = Dl2Shape(window=3, hidden=(8,))
 WAIT_S = 20.0
 
 

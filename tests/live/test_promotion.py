@@ -18,14 +18,14 @@ from fedsched.aggregator.app import Service
 from fedsched.config import AggregatorConfig, ControllerConfig, RoundConfig
 from fedsched.controller.app import Controller
 from fedsched.core.cluster import ClusterRecord
-from fedsched.core.gate import Outcome
+from fedsched.core.gate import GateOutcome
 from fedsched.core.job import JobPhase
 from fedsched.core.versions import Comparison, Promotion, State, VersionName
 from fedsched.errors import Conflict, FedschedError, InvalidInput, NotFound
 from fedsched.policy import checkpoint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, initial
-from fedsched.policy.set import Shape as SetShape
+from fedsched.policy.set import SetShape
 from fedsched.policy.set import initial as set_initial
 from fedsched.runtime import codec, keys
 from tests.agent.live_agent import LiveAgent, live_agent
@@ -240,7 +240,7 @@ def test_a_candidate_decides_beside_the_policy_goes_on_after_a_restart_and_is_pr
         eventually(lambda: compared(client, "shadowed").cases >= 7, "they go on", WAIT_S)
         after = compared(client, "shadowed")
         assert after.cases > before.cases
-        assert after.verdict.outcome in (Outcome.ACCEPTED, Outcome.REFUSED, Outcome.UNDECIDED)
+        assert after.verdict.outcome in (GateOutcome.ACCEPTED, GateOutcome.REFUSED, GateOutcome.UNDECIDED)
         assert after.verdict.cases + after.verdict.failures > 0
         assert record_of(east).policy == "dl2"
         assert [item.action.value for item in client.promotions("shadowed")] == ["configured"]
@@ -283,7 +283,7 @@ def test_a_version_of_the_federation_is_judged_by_each_cluster_and_can_be_fetche
 
         def judged() -> bool:
             ended = [item for item in client.comparisons() if item.cluster.startswith("fed-") and not item.running]
-            return any(item.verdict.outcome is not Outcome.UNDECIDED for item in ended) or any(
+            return any(item.verdict.outcome is not GateOutcome.UNDECIDED for item in ended) or any(
                 accepted(name) for name in ("fed-east", "fed-west")
             )
 

@@ -24,7 +24,7 @@ from fedsched.adapters.etcd import EtcdStore
 from fedsched.adapters.memory import MemoryStore
 from fedsched.addresses import free_address
 from fedsched.config import RoundConfig
-from fedsched.core.rounds import Absence, Outcome, RoundRecord
+from fedsched.core.rounds import Absence, RoundOutcome, RoundRecord
 from fedsched.errors import AddressInUse, CorruptCheckpoint, InvalidConfiguration, StoreUnavailable
 from fedsched.federation.averaging import norm
 from fedsched.federation.optimiser import ServerOptimiser
@@ -74,7 +74,7 @@ def test_a_round_combines_both_gradients_exactly_and_both_agents_run_the_result(
 
         assert all(found.arrays[name].tobytes() == expected[name].tobytes() for name in expected)
         assert found.made["contributors"] == "east, west"
-        assert record.outcome is Outcome.COMBINED
+        assert record.outcome is RoundOutcome.COMBINED
         assert [(entry.cluster, entry.samples) for entry in record.contributions] == [("east", 100), ("west", 300)]
         assert record.contributions[0].norm == pytest.approx(norm(given["east"]))
         assert dict(record.contributions[0].metrics) == {"loss": 0.5, "entropy": 1.5, "mean_reward": 0.25}
@@ -112,7 +112,7 @@ def test_a_client_that_hangs_does_not_hold_up_the_round(store: MemoryStore, tmp_
             after = running.round(record.number + 1)
             release.set()
 
-    assert record.outcome is Outcome.COMBINED
+    assert record.outcome is RoundOutcome.COMBINED
     assert [entry.cluster for entry in record.contributions] == ["east", "west"]
     assert record.absent[0].why == "no answer within 2 s"
     assert 2 <= record.finished_s - record.started_s < 10
@@ -147,7 +147,7 @@ def test_a_broken_update_is_refused_and_the_rest_is_combined(
         record = next(entry for entry in running.rounds() if len(entry.asked) == 3)
         weights = checkpoint.load(running.file(record.version))
 
-    assert record.outcome is Outcome.COMBINED
+    assert record.outcome is RoundOutcome.COMBINED
     assert [entry.cluster for entry in record.contributions] == ["east", "west"]
     (absent,) = record.absent
     assert (absent.cluster, absent.absence) == ("north", Absence.REJECTED)
@@ -162,7 +162,7 @@ def test_without_a_quorum_the_policy_stays(store: MemoryStore, tmp_path: Path) -
         with agents(east, west):
             record = running.round(1)
 
-        assert record.outcome is Outcome.NO_QUORUM
+        assert record.outcome is RoundOutcome.NO_QUORUM
         assert (record.absent[0].absence, record.absent[0].why) == (
             Absence.DECLINED,
             "0 decisions have a reward; the federation asks for at least 32",
@@ -189,7 +189,7 @@ def test_an_agent_that_dies_in_a_round_is_noticed_at_once(store: MemoryStore, tm
             record = running.round(1)
             release.set()
 
-    assert record.outcome is Outcome.NO_QUORUM
+    assert record.outcome is RoundOutcome.NO_QUORUM
     assert record.absent[0].why == "the connection was lost"
 
 
@@ -338,7 +338,7 @@ def test_a_round_waits_for_etcd_and_is_saved_once(tmp_path: Path, when: str) -> 
                 assert east.offers == [], "what is not durable is not offered"
                 store.fail = ""
                 eventually(lambda: east.version == west.version == 2, "both agents run version 2")
-            assert running.round(1).outcome is Outcome.COMBINED
+            assert running.round(1).outcome is RoundOutcome.COMBINED
             assert running.active() == 2
     finally:
         store.close()
@@ -459,7 +459,7 @@ def test_nonsense_on_a_stream_ends_that_stream_only(store: MemoryStore, tmp_path
 
         east, west = Agent(address, "east", Learner(100)), Agent(address, "west", Learner(300))
         with agents(east, west):
-            assert running.round(1).outcome is Outcome.COMBINED
+            assert running.round(1).outcome is RoundOutcome.COMBINED
 
 
 def test_a_client_without_an_aggregator_harms_nobody_and_closes_at_once() -> None:

@@ -14,7 +14,7 @@ from fedsched.adapters.memory import MemoryStore
 from fedsched.config import AggregatorConfig, LearningConfig, PolicyConfig, RoundConfig
 from fedsched.core.commands import RewardSlot
 from fedsched.core.ids import ClusterName, JobId
-from fedsched.core.rounds import Outcome, PolicyRecord
+from fedsched.core.rounds import PolicyRecord, RoundOutcome
 from fedsched.core.versions import Version
 from fedsched.errors import CorruptCheckpoint
 from fedsched.federation.averaging import Update, weighted_mean
@@ -27,7 +27,7 @@ from fedsched.policy.installing import install
 from fedsched.policy.learnable import Learnable
 from fedsched.policy.set import Set
 from fedsched.runtime import codec, keys
-from fedsched.sim.fluid import Pool
+from fedsched.sim.fluid import FluidBudget
 from tests.live.federation import Running
 from tests.policy.observations import job, node, observation
 from tests.waiting import eventually
@@ -57,7 +57,7 @@ class Cluster:
                 [job(f"{name}-{index}", workers=(1, 3), ps=(1, 2)) for index in "abc"],
                 slot=slot,
             )
-            decision = self.policy.decide(seen, Pool(seen))
+            decision = self.policy.decide(seen, FluidBudget(seen))
             self.learner.record(slot, self.policy.last_trace())
             progress = tuple((JobId(job_id), 0.01 * size.workers) for job_id, size in decision.allocations)
             self.learner.reward(RewardSlot(slot, progress))
@@ -116,7 +116,7 @@ def test_a_round_makes_one_policy_of_what_two_clusters_learners_of_set_have_seen
         made = codec.loads(PolicyRecord, entry.value)
         found = checkpoint.load(running.config.state_dir / made.location)
 
-    assert record.outcome is Outcome.COMBINED
+    assert record.outcome is RoundOutcome.COMBINED
     assert [(entry.cluster, entry.samples) for entry in record.contributions] == [("east", 18), ("west", 30)]
     assert (made.name, made.contributors) == ("set", ("east", "west"))
     assert made.location == "policies/set/000002.safetensors"

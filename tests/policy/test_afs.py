@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedsched.core.decision import JobView, SpeedSample
 from fedsched.core.job import Allocation
-from fedsched.policy.afs import Afs, Candidate, chosen, preferred
+from fedsched.policy.afs import Afs, Contender, chosen, preferred
 from tests.policy.deciding import decide
 from tests.policy.observations import job
 
@@ -22,8 +22,8 @@ def allreduce(name: str, table: dict[int, float], **fields: object) -> JobView:
     return job(name, **given)  # type: ignore[arg-type]
 
 
-def candidate(name: str, left: float, speed: float, next_speed: float) -> Candidate:
-    return Candidate(job(name, epochs=left), Allocation(1), speed, next_speed)
+def candidate(name: str, left: float, speed: float, next_speed: float) -> Contender:
+    return Contender(job(name, epochs=left), Allocation(1), speed, next_speed)
 
 
 def test_of_two_jobs_that_wait_the_shorter_one_is_preferred_and_the_earlier_where_they_are_alike() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedsched.cli.main import app
 from fedsched.errors import CorruptCheckpoint
 from fedsched.policy import cards, checkpoint
-from fedsched.policy.dl2 import Shape, initial
+from fedsched.policy.dl2 import Dl2Shape, initial
 
 
 @pytest.mark.parametrize("policy", sorted(cards.SHIPPED))
@@ -32,7 +32,7 @@ def test_every_shipped_file_says_what_made_it_from_what_how_well_and_at_what_pri
 
 def test_the_card_of_ones_own_weights_is_shown_and_a_broken_file_is_no_card(tmp_path: Path) -> None:
     mine = tmp_path / "mine.safetensors"
-    shape = Shape(3, (8,))
+    shape = Dl2Shape(3, (8,))
     checkpoint.Checkpoint(initial(shape, 1), shape, {"command": "by hand"}).save(mine)
     done = CliRunner().invoke(app, ["policy", "card", str(mine)], catch_exceptions=False)
     assert "by hand" in done.stdout

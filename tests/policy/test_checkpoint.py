@@ -17,9 +17,9 @@ from fedsched.errors import CorruptCheckpoint
 from fedsched.policy import checkpoint, registry
 from fedsched.policy import set as set_policy
 from fedsched.policy.checkpoint import Checkpoint, from_bytes, load
-from fedsched.policy.dl2 import Shape, initial
+from fedsched.policy.dl2 import Dl2Shape, initial
 
-SHAPE = Shape(window=2, hidden=(4,))
+SHAPE = Dl2Shape(window=2, hidden=(4,))
 GOOD = Checkpoint(initial(SHAPE, 0), SHAPE, {"command": "made here", "seed": 0, "loss": 0.5})
 DATA = GOOD.to_bytes()
 
@@ -73,7 +73,7 @@ def test_files_of_others_and_missing_files_are_told_apart(tmp_path: Path) -> Non
 def test_the_shipped_weights_say_how_to_make_them() -> None:
     """Nobody has to trust a binary: the command with its defaults is in the file."""
     shipped = load(checkpoint.BUILTIN)
-    assert shipped.shape == Shape()
+    assert shipped.shape == Dl2Shape()
     assert shipped.arrays["policy.0.weight"].dtype == np.float32
     defaults = {name: entry.default for name, entry in inspect.signature(supervised).parameters.items()}
     assert shipped.made["command"] == (
@@ -84,7 +84,7 @@ def test_the_shipped_weights_say_how_to_make_them() -> None:
 
 def test_weights_of_the_set_policy_come_back_too_and_are_verified_alike(tmp_path: Path) -> None:
     """Both learned policies share one format, one digest and one server."""
-    shape = set_policy.Shape(width=8, rows=4)
+    shape = set_policy.SetShape(width=8, rows=4)
     good = Checkpoint(set_policy.initial(shape, 0), shape, {"seed": 0})
     path = tmp_path / "set.safetensors"
     good.save(path)
@@ -106,7 +106,7 @@ def test_weights_of_another_policy_are_refused(policy: str, others: Path) -> Non
 def test_the_set_policys_shipped_weights_say_how_they_were_made() -> None:
     """Nobody has to trust a binary."""
     shipped = load(checkpoint.BUILTIN_SET)
-    assert shipped.shape == set_policy.Shape()
+    assert shipped.shape == set_policy.SetShape()
     assert str(shipped.made["command"]).startswith("fedsched train set ")
     assert {"seed", "slots", "cpu_s", "validation_jct_slots"} <= set(shipped.made)
     assert checkpoint.BUILTIN_SET.stat().st_size < 1_000_000

@@ -20,7 +20,7 @@ from fedsched.policy.dl2 import (
     PS,
     WORKER,
     DecisionSample,
-    Shape,
+    Dl2Shape,
     Window,
     draw,
     features,
@@ -33,10 +33,10 @@ from fedsched.policy.heuristics import admit, by_arrival
 from fedsched.policy.learnable import Arrays
 from tests.policy.observations import job, node, observation
 
-SHAPE = Shape(window=4, hidden=(16,))
+SHAPE = Dl2Shape(window=4, hidden=(16,))
 
 
-def preferring(action: int, shape: Shape = SHAPE) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def preferring(action: int, shape: Dl2Shape = SHAPE) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     """Weights that always like this action best, whatever they see."""
     arrays = {name: np.zeros_like(array) for name, array in initial(shape, 0).items()}
     arrays["policy.1.bias"][action] = 50.0
@@ -117,7 +117,9 @@ def test_a_window_that_is_kept_up_to_date_is_the_one_that_a_fresh_look_gives(dat
         assert (np.exp(window.barred) == window.mask).all()
 
 
-def decide_plainly(arrays: Arrays, shape: Shape, seen: Observation, seed: int) -> tuple[list[DecisionSample], Decision]:
+def decide_plainly(
+    arrays: Arrays, shape: Dl2Shape, seen: Observation, seed: int
+) -> tuple[list[DecisionSample], Decision]:
     """The policy as it is told in a paper: at every choice everything is computed anew."""
     budget = TentativePlacement(seen)
     admit([view for view in by_arrival(seen.jobs) if not view.pinned], budget)
@@ -143,8 +145,8 @@ def decide_plainly(arrays: Arrays, shape: Shape, seen: Observation, seed: int) -
     return samples, Decision(seen.slot, budget.allocations(), "dl2", 1)
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(5, (16,)), Shape(3, (9, 7, 5))])
-def test_the_quick_path_takes_the_same_choices_as_the_plain_one_to_the_last_bit(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [Dl2Shape(), Dl2Shape(5, (16,)), Dl2Shape(3, (9, 7, 5))])
+def test_the_quick_path_takes_the_same_choices_as_the_plain_one_to_the_last_bit(shape: Dl2Shape) -> None:
     """What agents decide with must be what learning assumes that they decided with."""
     arrays = initial(shape, 3)
     for name in [name for name in arrays if name.startswith("policy")]:
@@ -204,7 +206,7 @@ def test_an_action_that_does_not_fit_makes_room_for_the_next_best() -> None:
 
 def test_jobs_beyond_the_window_still_get_their_minimum() -> None:
     """The window is a limit of the network, not of what a cluster may run."""
-    shape = Shape(window=2, hidden=(4,))
+    shape = Dl2Shape(window=2, hidden=(4,))
     seen = observation([node("n", 40)], [job(name) for name in "abcdef"])
     decision = DL2(initial(shape, 0), shape=shape).decide(seen, TentativePlacement(seen))
     assert len(decision.allocations) == 6
@@ -261,7 +263,7 @@ def test_probabilities_are_the_softmax_over_what_is_legal() -> None:
 
 def test_numpy_and_torch_compute_the_same_network() -> None:
     """The agent acts with one and learns with the other."""
-    arrays = initial(Shape(), 5)
+    arrays = initial(Dl2Shape(), 5)
     states = np.random.default_rng(0).uniform(0, 8, (7, 6, 20)).astype(np.float32)
     inputs = features(states)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -280,7 +282,7 @@ def test_unusable_weights_are_refused_and_the_old_ones_stay() -> None:
     with pytest.raises(ValueError, match=r"policy\.0\.bias holds values that are not finite"):
         policy.load(4, poisoned)
     with pytest.raises(ValueError, match=r"has shape \(80, 120\); expected \(16, 24\)"):
-        policy.load(4, {**initial(SHAPE, 1), "policy.0.weight": initial(Shape(), 1)["policy.0.weight"]})
+        policy.load(4, {**initial(SHAPE, 1), "policy.0.weight": initial(Dl2Shape(), 1)["policy.0.weight"]})
     with pytest.raises(ValueError, match="missing value"):
         policy.load(4, {name: array for name, array in initial(SHAPE, 1).items() if name.startswith("policy")})
     assert policy.version == 3

@@ -15,13 +15,13 @@ from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.placement import TentativePlacement
 from fedsched.core.resources import Resources
 from fedsched.policy import checkpoint, guardrail, plugins
-from fedsched.policy.dl2 import DL2, Shape, initial
+from fedsched.policy.dl2 import DL2, Dl2Shape, initial
 from fedsched.policy.set import Set
 from tests.policy.observations import observations
 
 BUILTIN = checkpoint.load(checkpoint.BUILTIN)
 SET = checkpoint.load(checkpoint.BUILTIN_SET)
-SMALL = Shape(window=2, hidden=(8,))
+SMALL = Dl2Shape(window=2, hidden=(8,))
 
 
 def fresh(name: str) -> Policy:

@@ -12,7 +12,7 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation
 from fedsched.core.resources import Resources
 from fedsched.policy import marginal
-from fedsched.policy.marginal import Curve, Wish, per_unit, spend, staircase
+from fedsched.policy.marginal import Claim, Curve, per_unit, spend, staircase
 from tests.policy.observations import job
 
 CAPACITY = Resources(cpu_milli=40_000, memory_mib=60_000, gpu_milli=8_000)
@@ -37,7 +37,7 @@ class Plenty:
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> list[tuple[Wish, Allocation]]:
+def wishes(draw: st.DrawFn) -> list[tuple[Claim, Allocation]]:
     """Jobs that may have up to four tasks of each role, some of which hold one of each already."""
     found = []
     for number in range(draw(st.integers(1, 8))):
@@ -55,12 +55,12 @@ def wishes(draw: st.DrawFn) -> list[tuple[Wish, Allocation]]:
             priority=draw(st.sampled_from([50, 50, 60])),
         )
         _, steps = staircase(curve, {}, start=(have.workers, have.ps))
-        found.append((Wish(view, curve, draw(st.sampled_from([0.5, 1.0, 1.0, 2.0])), steps), have))
+        found.append((Claim(view, curve, draw(st.sampled_from([0.5, 1.0, 1.0, 2.0])), steps), have))
     return found
 
 
 @given(wishes())
-def test_steps_counted_out_at_once_are_those_counted_out_one_by_one(drawn: list[tuple[Wish, Allocation]]) -> None:
+def test_steps_counted_out_at_once_are_those_counted_out_one_by_one(drawn: list[tuple[Claim, Allocation]]) -> None:
     """A faster way to the same allocations, or a job loses what it was worth most to."""
     asked = [wish for wish, _ in drawn]
     held = tuple((wish.view.job_id, have) for wish, have in drawn if have)

@@ -20,10 +20,10 @@ from fedsched.policy.learnable import Array, misfit
 from fedsched.policy.set import (
     COUNTS,
     Choice,
-    Seen,
     Set,
+    SetInputs,
     SetOptions,
-    Shape,
+    SetShape,
     choose,
     encode,
     nearest,
@@ -32,7 +32,7 @@ from fedsched.policy.set import (
 from tests.policy.deciding import decide
 from tests.policy.observations import job, node, observation, observations
 
-SMALL = Shape(width=16, rows=32)
+SMALL = SetShape(width=16, rows=32)
 
 
 def drawn(seed: int) -> dict[str, Array]:
@@ -45,8 +45,8 @@ def a_set(seed: int = 0, **options: float) -> Set:
     return Set(drawn(seed), shape=SMALL, explore=False, options=SetOptions(**options))  # type: ignore[arg-type]
 
 
-def permuted(seen: Seen, order: list[int]) -> Seen:
-    return Seen(*(getattr(seen, name)[order] for name in Seen.__slots__))
+def permuted(seen: SetInputs, order: list[int]) -> SetInputs:
+    return SetInputs(*(getattr(seen, name)[order] for name in SetInputs.__slots__))
 
 
 @settings(max_examples=50, deadline=None)

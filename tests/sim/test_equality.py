@@ -24,7 +24,7 @@ from fedsched.policy.reference import Dl2Optimus
 from fedsched.sim.cluster import Rules, Setup
 from fedsched.sim.dl2_workload import EPOCH_SAMPLES
 from fedsched.sim.experiment import trace_experiment
-from fedsched.sim.ports import SimulatedJob, SpeedModel
+from fedsched.sim.ports import SimulatedJob, TrueSpeeds
 from fedsched.sim.running import Request, perform
 from fedsched.sim.speeds.costs import Costs
 from fedsched.sim.speeds.oracle import oracle
@@ -33,7 +33,7 @@ from fedsched.sim.speeds.table import MeasuredSpeeds
 from fedsched.sim.traces import helios
 from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals
-from fedsched.sim.traces.shaping import RigidSpeed, Shape, jobs_of
+from fedsched.sim.traces.shaping import GangShape, RigidSpeed, jobs_of
 from fedsched.sim.world import World
 from tests.sim import dl2_golden
 
@@ -119,7 +119,7 @@ def test_every_job_takes_as_long_as_in_helios(golden_dir: Path, data_dir: Path) 
 
     World(
         venus("fifo"),
-        jobs_of(of_their_own, Shape(gpus_per_node=GPUS_PER_NODE)),
+        jobs_of(of_their_own, GangShape(gpus_per_node=GPUS_PER_NODE)),
         RigidSpeed(),
         Rules(clock="exact", store_s=0.0, keep_running=False, placement="consolidate"),
         routing="origin",
@@ -135,11 +135,11 @@ DL2 = {"DRF": "dl2_drf", "FIFO": "dl2_fifo", "SRTF": "dl2_srtf", "Tetris": "dl2_
 
 
 @pytest.fixture(scope="module")
-def speeds(golden_dir: Path) -> SpeedModel:
+def speeds(golden_dir: Path) -> TrueSpeeds:
     return MeasuredSpeeds(read_points(golden_dir / "dl2" / "speed_grid.csv"), EPOCH_SAMPLES)
 
 
-def dl2_policy(name: str, golden: dl2_golden.Golden, speeds: SpeedModel) -> Policy:
+def dl2_policy(name: str, golden: dl2_golden.Golden, speeds: TrueSpeeds) -> Policy:
     policy = make(name, {})
     if isinstance(policy, Dl2Optimus):
         policy.consult(oracle(speeds, {job.spec.job_id: job for job in golden.jobs}))
@@ -149,7 +149,7 @@ def dl2_policy(name: str, golden: dl2_golden.Golden, speeds: SpeedModel) -> Poli
 class Story:
     """What a world of slots comes to: decisions by slot, and ends of jobs in slots."""
 
-    def __init__(self, golden: dl2_golden.Golden, scheduler: str, speeds: SpeedModel) -> None:
+    def __init__(self, golden: dl2_golden.Golden, scheduler: str, speeds: TrueSpeeds) -> None:
         self.decisions: dict[int, Decision] = {}
         self.ends: dict[int, float] = {}
         """By the reference's number of the job: slots from the start to where in its last one it ended."""
@@ -175,7 +175,7 @@ class Story:
 @pytest.mark.parametrize("scheduler", DL2)
 @pytest.mark.parametrize("workload", dl2_golden.WORKLOADS)
 def test_every_job_ends_where_it_does_in_dl2s_own_code(
-    golden_dir: Path, speeds: SpeedModel, workload: str, scheduler: str
+    golden_dir: Path, speeds: TrueSpeeds, workload: str, scheduler: str
 ) -> None:
     """The paper's numbers rest on these schedulers and this notion of a slot; so does what is said against them."""
     golden = dl2_golden.load(golden_dir / "dl2" / f"{workload}.json")

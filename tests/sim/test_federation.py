@@ -20,15 +20,15 @@ from msgspec import structs
 from fedsched.cli.main import main
 from fedsched.config import load, parse
 from fedsched.core.ids import ClusterName
-from fedsched.core.rounds import Contribution, Outcome, RoundRecord
+from fedsched.core.rounds import Contribution, RoundOutcome, RoundRecord
 from fedsched.errors import InvalidConfiguration
 from fedsched.federation.exchange import GradientReply
-from fedsched.federation.loop import Version
+from fedsched.federation.loop import BaseVersion, Standing
 from fedsched.federation.source import Hello, PolicyOffer
 from fedsched.policy import checkpoint
 from fedsched.sim.clock import VirtualClock
 from fedsched.sim.experiment import ExperimentConfig, load_experiment
-from fedsched.sim.federation import Standing, first_standing, spoil
+from fedsched.sim.federation import first_standing, spoil
 from fedsched.sim.federation_config import AwayConfig, FederationSectionConfig, LinkConfig, SpoilConfig
 from fedsched.sim.federation_judges import FederationJudge
 from fedsched.sim.federation_link import Answer, Errands, Link, Way
@@ -87,7 +87,7 @@ def test_clusters_learn_together_while_their_jobs_run() -> None:
     assert [record.number for record in federation.records] == list(range(1, federation.rounds + 1))
     assert {one.version for one in federation.clusters} == {federation.version}
     assert all(one.counted >= 2 for one in federation.clusters)
-    combined = [record for record in federation.records if record.outcome is Outcome.COMBINED]
+    combined = [record for record in federation.records if record.outcome is RoundOutcome.COMBINED]
     assert all(record.finished_s - record.started_s < 1 for record in combined), "nobody waits once all have answered"
     assert federation.digest != checkpoint.load(checkpoint.BUILTIN).digest
 
@@ -173,7 +173,7 @@ def test_a_link_that_loses_and_repeats_messages_costs_rounds_but_breaks_no_promi
     federation = learnt(run(declared(link={"delay_s": 2, "jitter_s": 6, "loss": 0.3, "twice": 0.3}, quorum=2)))
 
     assert federation.lost > 0.2 * federation.messages
-    assert {record.outcome for record in federation.records} >= {Outcome.COMBINED}
+    assert {record.outcome for record in federation.records} >= {RoundOutcome.COMBINED}
     assert sum(one.missing for one in federation.clusters) > 0
 
 
@@ -187,7 +187,7 @@ def test_an_idle_federation_stops_learning_from_what_it_remembers() -> None:
     assert "no decision was made since this cluster's last update that counted" in reasons
     idle = [record for record in federation.records if not record.contributions]
     assert len(idle) > len(federation.records) / 2
-    assert all(record.outcome is Outcome.NO_QUORUM for record in idle)
+    assert all(record.outcome is RoundOutcome.NO_QUORUM for record in idle)
 
 
 def test_the_same_seed_gives_the_same_bytes_in_fresh_interpreters() -> None:
@@ -316,7 +316,7 @@ def judged() -> tuple[FederationJudge, Standing, FederationSectionConfig]:
 
 
 def record(**changes: Any) -> RoundRecord:
-    usual = RoundRecord(1, "dl2", 1, 1, Outcome.NO_QUORUM, 1, (), (), (), 100.0, 101.0)
+    usual = RoundRecord(1, "dl2", 1, 1, RoundOutcome.NO_QUORUM, 1, (), (), (), 100.0, 101.0)
     return structs.replace(usual, **changes)
 
 
@@ -347,7 +347,7 @@ def test_the_judge_knows_what_may_leave_a_cluster() -> None:
         ({"finished_s": 200.0}, "lasted 100.0 s"),
         ({"asked": (EAST,)}, "tells of"),
         ({"version": 2}, "left version 2 in force"),
-        ({"outcome": Outcome.COMBINED}, "is combined and made None"),
+        ({"outcome": RoundOutcome.COMBINED}, "is combined and made None"),
     ],
 )
 def test_the_judge_sees_a_record_that_cannot_be_true(changes: dict[str, Any], why: str) -> None:
@@ -361,13 +361,13 @@ def test_the_judge_sees_a_policy_that_a_rejected_update_has_changed() -> None:
     judge, standing, _ = judged()
     before = standing.active
     moved = {name: array + np.float32(1e-3) for name, array in before.checkpoint.arrays.items()}
-    after = Version(
+    after = BaseVersion(
         structs.replace(before.record, version=2), before.checkpoint.replaced(moved, {}), b"", before.optimiser
     )
     good = GradientReply(1, 1, {name: np.ones_like(array) for name, array in moved.items()}, 5, (), "")
     judge.crossed(Way.UP, EAST, Answer(1, good), 100.5)
     combined = record(
-        asked=(EAST,), contributions=(Contribution(EAST, 1, 5, 1.0),), outcome=Outcome.COMBINED, version=2
+        asked=(EAST,), contributions=(Contribution(EAST, 1, 5, 1.0),), outcome=RoundOutcome.COMBINED, version=2
     )
     with pytest.raises(BrokenPromise, match=r"too long|does not follow"):
         judge.saved(combined, before, after)
@@ -396,9 +396,9 @@ def test_the_judge_sees_every_update_that_must_not_count(changes: dict[str, Any]
         gradients = {name: np.full_like(array, value) for name, array in before.checkpoint.arrays.items()}
         usual = GradientReply(1, 1, gradients, 5, (), "")
         judge.crossed(Way.UP, EAST, Answer(1, replace(usual, **changes)), 100.5)
-    after = Version(structs.replace(before.record, version=2), before.checkpoint, b"", before.optimiser)
+    after = BaseVersion(structs.replace(before.record, version=2), before.checkpoint, b"", before.optimiser)
     combined = record(
-        asked=(EAST,), contributions=(Contribution(EAST, 1, 5, 1.0),), outcome=Outcome.COMBINED, version=2
+        asked=(EAST,), contributions=(Contribution(EAST, 1, 5, 1.0),), outcome=RoundOutcome.COMBINED, version=2
     )
     with pytest.raises(BrokenPromise, match=f"counts an update of east, and {why}"):
         judge.saved(combined, before, after)
@@ -406,7 +406,7 @@ def test_the_judge_sees_every_update_that_must_not_count(changes: dict[str, Any]
 
 def test_the_judge_sees_a_version_that_does_not_grow_and_a_round_that_is_left_open() -> None:
     judge, standing, _ = judged()
-    combined = record(outcome=Outcome.COMBINED, version=1)
+    combined = record(outcome=RoundOutcome.COMBINED, version=1)
     with pytest.raises(BrokenPromise, match="version 1 comes after 1"):
         judge.saved(combined, standing.active, standing.active)
     with pytest.raises(BrokenPromise, match="a round was still open"):

@@ -12,7 +12,7 @@ from fedsched.core.ids import ClusterName, NodeName
 from fedsched.core.resources import Resources
 from fedsched.learn.clipped import SetLearner
 from fedsched.policy import plugins
-from fedsched.policy.set import Set, SetOptions, Shape, initial
+from fedsched.policy.set import Set, SetOptions, SetShape, initial
 from fedsched.sim.cluster import Rules, Setup
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.fluid import Fluid
@@ -20,7 +20,7 @@ from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.speeds.config import AnalyticConfig
 from fedsched.sim.world import run
 
-SMALL = Shape(width=16, rows=32)
+SMALL = SetShape(width=16, rows=32)
 SLOT_S = 1200.0
 
 

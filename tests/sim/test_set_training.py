@@ -20,7 +20,7 @@ from fedsched.policy.oracle_greedy import OracleGreedy
 from fedsched.policy.set import SetOptions
 from fedsched.sim import training_state
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
-from fedsched.sim.set_training import Ground, Plan, Trained, speed_teacher, train
+from fedsched.sim.set_training import Ground, Hyperparameters, Trained, speed_teacher, train
 from fedsched.sim.speeds.config import AnalyticConfig
 from fedsched.sim.speeds.oracle import oracle
 
@@ -31,12 +31,12 @@ GROUND = Ground(
     AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(0),
     1200.0,
 )
-TINY = Plan(
+TINY = Hyperparameters(
     seed=1, environments=2, slots=12, lessons=2, passes=1, last_passes=3, improvements=4, check_every=2, value_warm_up=1
 )
 
 
-def tiny(plan: Plan = TINY, first: Arrays | None = None) -> Trained:
+def tiny(plan: Hyperparameters = TINY, first: Arrays | None = None) -> Trained:
     teacher = (lambda ground: plugins.make("drf", {})) if first is None else None
     return train([GROUND], plan, teacher=teacher, options=SetOptions(), command="here", first=first)
 

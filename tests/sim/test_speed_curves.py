@@ -10,14 +10,14 @@ from fedsched.errors import InvalidInput
 from fedsched.sim.comparing import Interval
 from fedsched.sim.experiment import ExperimentConfig, load_experiment
 from fedsched.sim.running import Request, perform
-from fedsched.sim.speed_curves import MARKS, Curve, curves, summary
+from fedsched.sim.speed_curves import MARKS, LearningCurve, curves, summary
 
 SHIPPED = Path(__file__).parents[2] / "simulations" / "experiments" / "federated_speeds.yaml"
 
 
-def curve(cluster: str, together: int, seed: int, *excess: float) -> Curve:
+def curve(cluster: str, together: int, seed: int, *excess: float) -> LearningCurve:
     """The last value holds until the end."""
-    return Curve(cluster, together, seed, (*excess, *[excess[-1]] * (len(MARKS) - len(excess))))
+    return LearningCurve(cluster, together, seed, (*excess, *[excess[-1]] * (len(MARKS) - len(excess))))
 
 
 def test_a_cluster_has_learned_enough_once_it_stays_good() -> None:

@@ -23,9 +23,9 @@ from fedsched.config import LearningConfig, parse
 from fedsched.errors import CorruptCheckpoint, FedschedError, InvalidConfiguration, InvalidInput
 from fedsched.learn.kinds import first_weights
 from fedsched.policy import checkpoint
-from fedsched.policy.dl2 import Shape, initial
+from fedsched.policy.dl2 import Dl2Shape, initial
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.teaching import Recipe, State, Training
+from fedsched.sim.teaching import Recipe, Training, TrainingState
 from fedsched.sim.teaching_state import kept as kept_of
 from fedsched.sim.teaching_state import load
 
@@ -171,7 +171,7 @@ def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path) -
     training = Training(_recipe_of("online", write(tmp_path, ONE)))
     kept: list[bytes] = []
 
-    def stop(row: dict[str, Any], state: State) -> None:
+    def stop(row: dict[str, Any], state: TrainingState) -> None:
         kept_of(training).save(tmp_path / "s.state")
         kept.append(kept_of(training).to_bytes())
         if state.episodes == 2:
@@ -306,5 +306,5 @@ def test_the_curve_shows_first_lowest_and_last() -> None:
 
 
 def test_fresh_weights_have_the_references_width() -> None:
-    assert first_weights("dl2", "scratch", 3, 5).shape == Shape(5, (20, 20))
-    assert first_weights("dl2", "scratch", 3).digest == checkpoint.digest(initial(Shape(), 3))
+    assert first_weights("dl2", "scratch", 3, 5).shape == Dl2Shape(5, (20, 20))
+    assert first_weights("dl2", "scratch", 3).digest == checkpoint.digest(initial(Dl2Shape(), 3))

@@ -18,7 +18,7 @@ from fedsched.core.job import Allocation, JobSpec, Range, Role, TaskPlacement, t
 from fedsched.core.resources import Resources
 from fedsched.learn.actor_critic import Learner
 from fedsched.policy import checkpoint
-from fedsched.policy.dl2 import DL2, Shape, initial
+from fedsched.policy.dl2 import DL2, Dl2Shape, initial
 from fedsched.policy.registry import HEURISTICS, heuristic
 from fedsched.sim.clock import VirtualClock
 from fedsched.sim.cluster import Rules
@@ -86,7 +86,7 @@ class _Ledger(Learner):
     """A learner that also remembers what it was paid."""
 
     def __init__(self) -> None:
-        super().__init__(Shape())
+        super().__init__(Dl2Shape())
         self.paid: list[RewardSlot] = []
 
     def reward(self, reward: RewardSlot) -> None:
@@ -97,7 +97,7 @@ class _Ledger(Learner):
 def test_rewards_add_up_to_one_per_job_and_choices_become_transitions() -> None:
     """Progress paid twice or not at all would teach the policy to love or hate certain jobs."""
     learner = _Ledger()
-    policy = DL2(initial(Shape(), 0), seed=1)
+    policy = DL2(initial(Dl2Shape(), 0), seed=1)
     result = run_scenario(draw_scenario(3, jobs=8), policy, heuristic("drf"), learner=learner)
 
     assert result.complete
@@ -107,7 +107,7 @@ def test_rewards_add_up_to_one_per_job_and_choices_become_transitions() -> None:
             by_job[job_id] = by_job.get(job_id, 0.0) + progress
     assert sorted(by_job.values()) == pytest.approx([1.0] * 8)
     assert len(learner) > 20
-    update = learner.gradient(initial(Shape(), 0), 256, seed=0)
+    update = learner.gradient(initial(Dl2Shape(), 0), 256, seed=0)
     assert update.mean_reward > 0
 
 

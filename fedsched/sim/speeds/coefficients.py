@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from fedsched.config import Tree, load
 from fedsched.policy.optimus import SpeedCurve
-from fedsched.sim.speeds.goodput import GAMMA_MAX, Timing, Training
+from fedsched.sim.speeds.goodput import GAMMA_MAX, BatchEfficiency, Timing
 from fedsched.sim.speeds.scaling import ScalingCurve
 
 FOLDER = Path(__file__).parent / "coefficients"
@@ -72,8 +72,8 @@ class TimingConfig(Tree):
         return Timing(*self.compute, *self.local, *self.network, self.gamma)
 
 
-class TrainingConfig(Tree):
-    """How one job type takes to other batches; see `Training`."""
+class BatchEfficiencyConfig(Tree):
+    """How one job type takes to other batches; see `BatchEfficiency`."""
 
     batch: Count
     batch_max: Count
@@ -81,9 +81,9 @@ class TrainingConfig(Tree):
     noise: float = Field(ge=0)
     epoch_samples: float = Field(gt=0)
 
-    def parsed(self) -> Training:
+    def parsed(self) -> BatchEfficiency:
         """The training."""
-        return Training(self.batch, self.batch_max, self.gpu_batch_max, self.noise, self.epoch_samples)
+        return BatchEfficiency(self.batch, self.batch_max, self.gpu_batch_max, self.noise, self.epoch_samples)
 
 
 class GoodputFile(Tree):
@@ -91,7 +91,7 @@ class GoodputFile(Tree):
 
     timings: dict[str, dict[str, TimingConfig]] = Field(min_length=1)
     """By GPU type, then job type."""
-    trainings: dict[str, TrainingConfig] = Field(min_length=1)
+    trainings: dict[str, BatchEfficiencyConfig] = Field(min_length=1)
     """By job type."""
 
 
@@ -118,7 +118,7 @@ def load_scaling(path: Path) -> dict[str, dict[str, ScalingCurve]]:
     return load(ScalingFile, path).parsed()
 
 
-def load_goodput(path: Path) -> tuple[dict[str, dict[str, Timing]], dict[str, Training]]:
+def load_goodput(path: Path) -> tuple[dict[str, dict[str, Timing]], dict[str, BatchEfficiency]]:
     """Timings by GPU type, then job type, and trainings by job type.
 
     Raises:

@@ -20,7 +20,7 @@ from fedsched.config import Tree
 from fedsched.policy.optimus import SpeedCurve
 from fedsched.sim.datafiles import resolve
 from fedsched.sim.dl2_workload import EPOCH_SAMPLES
-from fedsched.sim.ports import SpeedModel, Workload
+from fedsched.sim.ports import TrueSpeeds, Workload
 from fedsched.sim.speed import SPEEDS
 from fedsched.sim.speeds.analytic import AnalyticSpeeds
 from fedsched.sim.speeds.coefficients import Five, load_analytic, load_goodput, load_scaling, shipped
@@ -68,7 +68,7 @@ class _Speeds(Tree, ABC):
     noise: float = Field(default=0.0, ge=0, lt=1)
     """How far a job's speed may be from its type's, either way, as a fraction; drawn anew for every allocation."""
 
-    def model(self, seed: int = 0, base: Path = Path()) -> SpeedModel:
+    def model(self, seed: int = 0, base: Path = Path()) -> TrueSpeeds:
         """The speeds.
 
         Args:
@@ -89,7 +89,7 @@ class _Speeds(Tree, ABC):
         return NoisySpeeds(model, seed, self.noise) if self.noise else model
 
     @abstractmethod
-    def _bare(self, base: Path) -> SpeedModel:
+    def _bare(self, base: Path) -> TrueSpeeds:
         """The model without anything on top."""
 
 
@@ -106,7 +106,7 @@ class MeasuredConfig(_Speeds):
     digits: int | None = Field(default=DIGITS, ge=0, le=15)
     """Decimals that speeds are rounded to; null: not at all."""
 
-    def _bare(self, base: Path) -> SpeedModel:
+    def _bare(self, base: Path) -> TrueSpeeds:
         points = read_points(resolve(self.table, base))
         epoch_samples = {**EPOCH_SAMPLES, **self.epoch_samples}
         return MeasuredSpeeds(points, epoch_samples, keep_failed=self.keep_failed, digits=self.digits)
@@ -121,14 +121,14 @@ class AnalyticConfig(_Speeds):
     curves: dict[str, Five] = Field(default={})
     """More job types, or other coefficients of the same, in seconds per epoch."""
 
-    def _bare(self, base: Path) -> SpeedModel:
+    def _bare(self, base: Path) -> TrueSpeeds:
         curves = (
             SPEEDS if self.coefficients == "kinds" else _loaded(self.coefficients, ("dl2_fitted",), base, load_analytic)
         )
         return AnalyticSpeeds({**curves, **{job_type: SpeedCurve(five) for job_type, five in self.curves.items()}})
 
 
-class ScalingConfig(_Speeds):
+class ScalingCurvesConfig(_Speeds):
     """Curves per GPU type."""
 
     form: Literal["scaling"]
@@ -139,7 +139,7 @@ class ScalingConfig(_Speeds):
     otherwise: str = ""
     """Job type whose curves hold for those that have none."""
 
-    def _bare(self, base: Path) -> SpeedModel:
+    def _bare(self, base: Path) -> TrueSpeeds:
         curves = _loaded(self.coefficients, ("scaling_fitted",), base, load_scaling)
         return ScalingSpeeds(curves, self.epoch_iterations, self.otherwise)
 
@@ -149,7 +149,7 @@ class ElasticSpeedsConfig(_Speeds):
 
     form: Literal["elastic"]
 
-    def _bare(self, base: Path) -> SpeedModel:
+    def _bare(self, base: Path) -> TrueSpeeds:
         from fedsched.sim.elastic_workload import ElasticSpeeds
 
         return ElasticSpeeds()
@@ -162,7 +162,7 @@ class GoodputConfig(_Speeds):
     coefficients: str = "goodput_fitted"
     """`goodput_fitted`: iteration times fitted to public measurements, batches and noise assumed; or a file's path."""
 
-    def _bare(self, base: Path) -> SpeedModel:
+    def _bare(self, base: Path) -> TrueSpeeds:
         return GoodputSpeeds(*_loaded(self.coefficients, ("goodput_fitted",), base, load_goodput))
 
 
@@ -173,7 +173,7 @@ class RecordedConfig(_Speeds):
     exponent: float = Field(default=1.0, ge=0, le=1)
     """With a fraction `f` of its workers a job has `f ** exponent` of its speed."""
 
-    def _bare(self, base: Path) -> SpeedModel:
+    def _bare(self, base: Path) -> TrueSpeeds:
         return RecordedSpeeds(self.exponent)
 
 
@@ -183,7 +183,7 @@ def _loaded(name: str, known: tuple[str, ...], base: Path, load: Callable[[Path]
 
 
 SpeedsConfig = Annotated[
-    MeasuredConfig | AnalyticConfig | ElasticSpeedsConfig | ScalingConfig | GoodputConfig | RecordedConfig,
+    MeasuredConfig | AnalyticConfig | ElasticSpeedsConfig | ScalingCurvesConfig | GoodputConfig | RecordedConfig,
     Field(discriminator="form"),
 ]
 """The section; it always says its form."""
@@ -203,6 +203,6 @@ class EstimatesConfig(Tree):
         """The workload with what its jobs declare."""
         return Misdeclared(workload, self.length_error) if self.length_error else workload
 
-    def told(self, truth: SpeedModel, seed: int) -> SpeedModel:
+    def told(self, truth: TrueSpeeds, seed: int) -> TrueSpeeds:
         """The speeds that `oracle` is to be made of."""
         return NoisySpeeds(truth, seed, self.speed_error, "estimates") if self.speed_error else truth

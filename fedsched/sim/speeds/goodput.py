@@ -60,7 +60,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class BatchEfficiency:
     """What a job's batch does to its training, whatever it runs on."""
 
     batch: int
@@ -75,7 +75,7 @@ class Training:
     """Samples in an epoch at the batch M0."""
 
 
-def goodput(timing: Timing, training: Training, gpus: int, nodes: int) -> float:
+def goodput(timing: Timing, training: BatchEfficiency, gpus: int, nodes: int) -> float:
     """Samples at the job's own batch that the best batch trains per second; 0 where no batch is possible."""
     if gpus < 1:
         return 0.0
@@ -147,7 +147,7 @@ class GoodputSpeeds:
         trainings: by job type.
     """
 
-    def __init__(self, timings: Mapping[str, Mapping[str, Timing]], trainings: Mapping[str, Training]) -> None:
+    def __init__(self, timings: Mapping[str, Mapping[str, Timing]], trainings: Mapping[str, BatchEfficiency]) -> None:
         self._timings = {
             (accelerator.casefold(), job_type): timing
             for accelerator, by_type in timings.items()

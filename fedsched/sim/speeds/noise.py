@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fedsched.core.ids import JobId, stream
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 
 FACTORS_KEPT = 200_000
 """Factors that are remembered; others are drawn again, to the same result."""
@@ -24,7 +24,7 @@ class NoisySpeeds:
         name: of the stream of draws.
     """
 
-    def __init__(self, inner: SpeedModel, seed: int, error: float, name: str = "noise") -> None:
+    def __init__(self, inner: TrueSpeeds, seed: int, error: float, name: str = "noise") -> None:
         self._inner = inner
         self._seed = seed
         self._error = error

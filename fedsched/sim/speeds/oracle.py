@@ -8,10 +8,10 @@ from fedsched.core.decision import JobView
 from fedsched.core.ids import JobId
 from fedsched.core.job import Allocation
 from fedsched.policy.reference import Oracle
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 
 
-def oracle(model: SpeedModel, jobs: Mapping[JobId, SimulatedJob] | Callable[[JobId], SimulatedJob]) -> Oracle:
+def oracle(model: TrueSpeeds, jobs: Mapping[JobId, SimulatedJob] | Callable[[JobId], SimulatedJob]) -> Oracle:
     """Speeds by `model` of jobs that have one node for themselves, as `Dl2Optimus` asks for them.
 
     Args:

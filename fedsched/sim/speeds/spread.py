@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 
 
 class SpreadPenalty:
@@ -19,7 +19,7 @@ class SpreadPenalty:
         by_type: the same for single job types.
     """
 
-    def __init__(self, inner: SpeedModel, cost: float, by_type: Mapping[str, float] | None = None) -> None:
+    def __init__(self, inner: TrueSpeeds, cost: float, by_type: Mapping[str, float] | None = None) -> None:
         self._inner = inner
         self._cost = cost
         self._by_type = by_type or {}

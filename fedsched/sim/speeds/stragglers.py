@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fedsched.core.ids import JobId, stream
-from fedsched.sim.ports import Setting, SimulatedJob, SpeedModel
+from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 
 JOBS_KEPT = 100_000
 """Jobs whose draws are remembered; those of others are drawn again, to the same result."""
@@ -24,7 +24,7 @@ class Stragglers:
         slowdown_max: a slow worker takes 1 to so many times as long, all equally likely.
     """
 
-    def __init__(self, inner: SpeedModel, seed: int, probability: float, slowdown_max: float) -> None:
+    def __init__(self, inner: TrueSpeeds, seed: int, probability: float, slowdown_max: float) -> None:
         self._inner = inner
         self._seed = seed
         self._probability = probability

@@ -22,7 +22,7 @@ DIGITS = 6
 """Speeds are rounded to so many decimals, so that no scheduler's choice hangs on the last bits of the solution."""
 
 
-class Surface:
+class MeasuredSurface:
     """One model's measured speeds and what lies between them."""
 
     def __init__(self, points: Points, digits: int | None = DIGITS) -> None:
@@ -75,7 +75,7 @@ class MeasuredSpeeds:
         }
         self._epoch_samples = epoch_samples
         self._digits = digits
-        self._surfaces: dict[str, Surface] = {}
+        self._surfaces: dict[str, MeasuredSurface] = {}
         self._known: dict[tuple[str, int, int], float] = {}
 
     def epochs(self, job: SimulatedJob, setting: Setting, elapsed_s: float) -> float:
@@ -103,11 +103,11 @@ class MeasuredSpeeds:
             speed = self._known[key] = surface(ps, workers) if ps and workers else 0.0
         return speed
 
-    def _surface(self, model: str) -> Surface:
+    def _surface(self, model: str) -> MeasuredSurface:
         if model not in self._surfaces:
             if not self._points.get(model) or model not in self._epoch_samples:
                 what = "epoch is given" if self._points.get(model) else "speed is known"
                 known = ", ".join(sorted(set(self._points) & set(self._epoch_samples)))
                 raise InvalidInput(f"no {what} for job type {model}; known are {known}", "add it to the table")
-            self._surfaces[model] = Surface(self._points[model], self._digits)
+            self._surfaces[model] = MeasuredSurface(self._points[model], self._digits)
         return self._surfaces[model]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsched.sim.traces import plain, reading
-from fedsched.sim.traces.record import BadRow, Reason, Refusals, TraceJob
+from fedsched.sim.traces.record import BadRow, Refusals, SkipReason, TraceJob
 
 MILLI = 1000.0
 MIB_PER_GIB = 1024.0
@@ -39,10 +39,12 @@ def read(path: Path, refused: Refusals) -> Iterator[TraceJob]:
             row = reading.split(line)
             gpus = num_gpu.gpus(row)
             if not scheduled.text(row):
-                raise BadRow(Reason.NEVER_RAN, scheduled.name, "is empty; the pod never ran")
+                raise BadRow(SkipReason.NEVER_RAN, scheduled.name, "is empty; the pod never ran")
             length_s = deleted.submit_s(row) - scheduled.submit_s(row)
             if length_s < 0:
-                raise BadRow(Reason.END_BEFORE_START, deleted.name, f"is {deleted.text(row)}, before it was scheduled")
+                raise BadRow(
+                    SkipReason.END_BEFORE_START, deleted.name, f"is {deleted.text(row)}, before it was scheduled"
+                )
             types = "" if spec is None else spec.text(row)
             return TraceJob(
                 name.name_of(row),

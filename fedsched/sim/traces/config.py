@@ -23,7 +23,7 @@ from fedsched.sim.traces.demand import Demand, demand_of
 from fedsched.sim.traces.formats import read
 from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals, TraceJob
-from fedsched.sim.traces.shaping import Elasticity, Shape, jobs_of
+from fedsched.sim.traces.shaping import Elasticity, GangShape, jobs_of
 
 COPIES_MAX = 10_000
 
@@ -50,10 +50,10 @@ class ShapeConfig(Tree):
     elastic: ElasticConfig | None = None
     """Without it every job stays as large as it was."""
 
-    def shape(self) -> Shape:
+    def shape(self) -> GangShape:
         """The shape as the code that makes jobs knows it."""
         elastic = None if self.elastic is None else Elasticity(**self.elastic.model_dump())
-        return Shape(**{**dict(self), "elastic": elastic})
+        return GangShape(**{**dict(self), "elastic": elastic})
 
 
 class WindowConfig(Tree):
@@ -113,7 +113,7 @@ class TraceWorkload:
     throughputs: Path | None = None
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> GangShape:
         """How GPUs become tasks."""
         return self.config.shape.shape()
 
@@ -239,7 +239,7 @@ class FittedWorkload:
     clusters: tuple[fitting.ClusterFit, ...]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> GangShape:
         """How GPUs become tasks."""
         return self.config.shape.shape()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fedsched.sim.traces.record import TraceJob
-from fedsched.sim.traces.shaping import Shape, held_gpus
+from fedsched.sim.traces.shaping import GangShape, held_gpus
 
 HOUR_S = 3600.0
 
@@ -52,14 +52,14 @@ class Demand:
         return None if self.gpus is None else self.gpus / capacity_gpus
 
 
-def counted(jobs: Iterable[TraceJob], demand: Demand, shape: Shape | None = None) -> Iterator[TraceJob]:
+def counted(jobs: Iterable[TraceJob], demand: Demand, shape: GangShape | None = None) -> Iterator[TraceJob]:
     """The same jobs, counted in as they pass; with a shape, by what they hold instead of what they asked for."""
     for job in jobs:
         demand.add(job.submit_s, job.duration_s, job.num_gpu if shape is None else held_gpus(job.num_gpu, shape))
         yield job
 
 
-def demand_of(jobs: Iterable[TraceJob], shape: Shape | None = None) -> Demand:
+def demand_of(jobs: Iterable[TraceJob], shape: GangShape | None = None) -> Demand:
     """What jobs ask for together."""
     demand = Demand()
     for _ in counted(jobs, demand, shape):

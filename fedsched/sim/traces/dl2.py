@@ -19,7 +19,7 @@ from typing import Any
 from fedsched.errors import InvalidTrace
 from fedsched.files import write_whole
 from fedsched.sim.traces import reading
-from fedsched.sim.traces.record import BadRow, Reason, Refusal, Refusals
+from fedsched.sim.traces.record import BadRow, Refusal, Refusals, SkipReason
 from fedsched.yamlfile import shown
 
 COLUMNS = (
@@ -71,7 +71,7 @@ def _rows(path: Path, refused: Refusals) -> Iterator[tuple[Any, ...]]:
                 key = (row[0], row[1], row[3], row[4])
                 if key in seen:
                     raise BadRow(
-                        Reason.REPEATED_ID, "", f"{row[0]} with {row[3]} ps and {row[4]} workers was there before"
+                        SkipReason.REPEATED_ID, "", f"{row[0]} with {row[3]} ps and {row[4]} workers was there before"
                     )
             except BadRow as bad:
                 refused.add(Refusal(path, line, bad.field, bad.reason, bad.problem))
@@ -82,18 +82,18 @@ def _rows(path: Path, refused: Refusals) -> Iterator[tuple[Any, ...]]:
 
 def _row(source: str) -> tuple[Any, ...]:
     if len(source) > reading.LINE_MAX_CHARS:
-        raise BadRow(Reason.UNREADABLE, "", f"is longer than {reading.LINE_MAX_CHARS} characters")
+        raise BadRow(SkipReason.UNREADABLE, "", f"is longer than {reading.LINE_MAX_CHARS} characters")
     try:
         fields = ast.literal_eval(source.strip())
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as problem:
-        raise BadRow(Reason.UNREADABLE, "", "is no tuple of values") from problem
+        raise BadRow(SkipReason.UNREADABLE, "", "is no tuple of values") from problem
     if not isinstance(fields, tuple) or len(fields) != FIELDS:
-        raise BadRow(Reason.MISSING, "", f"is {shown(fields)}; a tuple of {FIELDS} was expected")
+        raise BadRow(SkipReason.MISSING, "", f"is {shown(fields)}; a tuple of {FIELDS} was expected")
     model, mode, *rest = fields
     batch, ps, workers = (_count(value, name) for value, name in zip(rest[:3], COLUMNS[2:5], strict=True))
     for value, name in ((model, "model"), (mode, "sync_mode")):
         if not isinstance(value, str) or not value or not value.isprintable():
-            raise BadRow(Reason.MISSING, name, f"is {shown(value)}; a name was expected")
+            raise BadRow(SkipReason.MISSING, name, f"is {shown(value)}; a name was expected")
     speeds = _numbers(rest[3], workers, "worker speeds")
     ps_cpu = _numbers(rest[4], ps, "ps cpu use")
     worker_cpu = _numbers(rest[5], workers, "worker cpu use")
@@ -104,16 +104,16 @@ def _row(source: str) -> tuple[Any, ...]:
 
 def _count(value: object, name: str) -> int:
     if not isinstance(value, int) or not 1 <= value <= reading.GPUS_MAX:
-        raise BadRow(Reason.NOT_A_NUMBER, name, f"is {shown(value)}; a whole number from 1 was expected")
+        raise BadRow(SkipReason.NOT_A_NUMBER, name, f"is {shown(value)}; a whole number from 1 was expected")
     return value
 
 
 def _numbers(values: object, length: int, name: str) -> list[float]:
     if not isinstance(values, list) or len(values) != length:
-        raise BadRow(Reason.MISSING, name, f"is {shown(values)}; a list of {length} was expected")
+        raise BadRow(SkipReason.MISSING, name, f"is {shown(values)}; a list of {length} was expected")
     for value in values:
         if not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise BadRow(Reason.NOT_A_NUMBER, name, f"has {shown(value)}; a number from 0 was expected")
+            raise BadRow(SkipReason.NOT_A_NUMBER, name, f"has {shown(value)}; a number from 0 was expected")
     return values
 
 

@@ -26,7 +26,7 @@ from fedsched.core.job import LENGTH_MAX_S
 from fedsched.errors import InvalidTrace
 from fedsched.sim.traces import reading
 from fedsched.sim.traces.reading import Column
-from fedsched.sim.traces.record import BadRow, Reason, Refusals, TraceJob
+from fedsched.sim.traces.record import BadRow, Refusals, SkipReason, TraceJob
 from fedsched.yamlfile import shown
 
 WORKER_TYPE = "v100"
@@ -139,10 +139,10 @@ class _Builder:
         rate = self.throughputs.get((job_type, int(num_gpu)), 0.0)
         if rate <= 0:
             problem = f"is {shown(job_type)}; it was never measured on {num_gpu:g} x {self.worker_type}"
-            raise BadRow(Reason.NO_THROUGHPUT, self.layout.job_type.name, problem)
+            raise BadRow(SkipReason.NO_THROUGHPUT, self.layout.job_type.name, problem)
         if steps / rate > LENGTH_MAX_S:
             problem = f"is {steps:g}, which takes {steps / rate:g} s; at most {LENGTH_MAX_S:g} s was expected"
-            raise BadRow(Reason.TOO_LARGE, self.layout.total_steps.name, problem)
+            raise BadRow(SkipReason.TOO_LARGE, self.layout.total_steps.name, problem)
         return steps / rate
 
 

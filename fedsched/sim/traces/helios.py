@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedsched.sim.traces import plain, reading
 from fedsched.sim.traces.reading import Header
-from fedsched.sim.traces.record import BadRow, Reason, Refusals, TraceJob
+from fedsched.sim.traces.record import BadRow, Refusals, SkipReason, TraceJob
 
 
 def read(path: Path, refused: Refusals) -> Iterator[TraceJob]:
@@ -54,7 +54,7 @@ def _published(
         row = reading.split(line)
         gpus = gpu_num.gpus(row)
         if end_time.unix_s(row) < start_time.unix_s(row):
-            raise BadRow(Reason.END_BEFORE_START, end_time.name, f"is {end_time.text(row)}, before it started")
+            raise BadRow(SkipReason.END_BEFORE_START, end_time.name, f"is {end_time.text(row)}, before it started")
         return TraceJob(
             job_id.name_of(row),
             submit_time.unix_s(row) - begin_s,

@@ -23,7 +23,7 @@ from fedsched.core.job import LENGTH_MAX_S
 from fedsched.errors import InvalidTrace
 from fedsched.sim.traces import plain, reading
 from fedsched.sim.traces.reading import Header
-from fedsched.sim.traces.record import BadRow, Reason, Refusals, TraceJob
+from fedsched.sim.traces.record import BadRow, Refusals, SkipReason, TraceJob
 from fedsched.yamlfile import shown
 
 NO_TIME = ("", "None")
@@ -104,12 +104,14 @@ def _job(entry: Any, begin_s: float) -> TraceJob:
     submit_s = _submit_s(entry) - begin_s
     attempts = entry.get("attempts")
     if not isinstance(attempts, list):
-        raise BadRow(Reason.UNREADABLE, "attempts", f"is {shown(attempts)}; a list was expected")
+        raise BadRow(SkipReason.UNREADABLE, "attempts", f"is {shown(attempts)}; a list was expected")
     if not attempts:
-        raise BadRow(Reason.NEVER_RAN, "attempts", "is empty; the job never ran")
+        raise BadRow(SkipReason.NEVER_RAN, "attempts", "is empty; the job never ran")
     sizes = [_gpus(attempt) for attempt in attempts]
     if min(sizes) != max(sizes):
-        raise BadRow(Reason.SIZE_CHANGED, "attempts", f"held {min(sizes)} to {max(sizes)} GPUs; one size was expected")
+        raise BadRow(
+            SkipReason.SIZE_CHANGED, "attempts", f"held {min(sizes)} to {max(sizes)} GPUs; one size was expected"
+        )
     size = reading.gpus(reading.number(str(sizes[0]), "gpus", reading.GPUS_MAX), "gpus")
     length_s = sum(_length_s(attempt, last=attempt is attempts[-1]) for attempt in attempts)
     duration_s = reading.positive(reading.number(repr(length_s), "attempts", LENGTH_MAX_S), "attempts")
@@ -119,12 +121,12 @@ def _job(entry: Any, begin_s: float) -> TraceJob:
 def _gpus(attempt: Any) -> int:
     servers = attempt.get("detail") if isinstance(attempt, Mapping) else None
     if not isinstance(servers, list):
-        raise BadRow(Reason.UNREADABLE, "detail", f"is {shown(servers)}; a list of servers was expected")
+        raise BadRow(SkipReason.UNREADABLE, "detail", f"is {shown(servers)}; a list of servers was expected")
     held = 0
     for server in servers:
         gpus = server.get("gpus") if isinstance(server, Mapping) else None
         if not isinstance(gpus, list):
-            raise BadRow(Reason.UNREADABLE, "gpus", f"is {shown(gpus)}; a list was expected")
+            raise BadRow(SkipReason.UNREADABLE, "gpus", f"is {shown(gpus)}; a list was expected")
         held += len(gpus)
     return held
 
@@ -133,20 +135,20 @@ def _length_s(attempt: Mapping[str, Any], *, last: bool) -> float:
     start, end = attempt.get("start_time"), attempt.get("end_time")
     if end is None or end in NO_TIME:
         if last:
-            raise BadRow(Reason.STILL_RUNNING, "end_time", "is not there; the job still ran when the log was taken")
-        raise BadRow(Reason.MISSING, "end_time", "of an attempt is not there")
+            raise BadRow(SkipReason.STILL_RUNNING, "end_time", "is not there; the job still ran when the log was taken")
+        raise BadRow(SkipReason.MISSING, "end_time", "of an attempt is not there")
     if start is None or start in NO_TIME:
-        raise BadRow(Reason.MISSING, "start_time", "of an attempt is not there")
+        raise BadRow(SkipReason.MISSING, "start_time", "of an attempt is not there")
     length_s = reading.unix_s(str(end), "end_time") - reading.unix_s(str(start), "start_time")
     if length_s < 0:
-        raise BadRow(Reason.END_BEFORE_START, "end_time", f"is {shown(end)}, before it started at {shown(start)}")
+        raise BadRow(SkipReason.END_BEFORE_START, "end_time", f"is {shown(end)}, before it started at {shown(start)}")
     return length_s
 
 
 def _text(entry: Any, name: str) -> str:
     value = entry.get(name) if isinstance(entry, Mapping) else None
     if not isinstance(value, str) or not value:
-        raise BadRow(Reason.MISSING, name, f"is {shown(value)}; a text was expected")
+        raise BadRow(SkipReason.MISSING, name, f"is {shown(value)}; a text was expected")
     if not value.isprintable():
-        raise BadRow(Reason.NOT_TEXT, name, f"is {shown(value)}; it holds characters that cannot be shown")
+        raise BadRow(SkipReason.NOT_TEXT, name, f"is {shown(value)}; it holds characters that cannot be shown")
     return value

@@ -15,7 +15,7 @@ from typing import IO, TextIO, TypeVar, cast
 
 from fedsched.core.job import LENGTH_MAX_S
 from fedsched.errors import InvalidTrace, NotFound
-from fedsched.sim.traces.record import BadRow, Reason, Refusal, Refusals, TraceJob
+from fedsched.sim.traces.record import BadRow, Refusal, Refusals, SkipReason, TraceJob
 from fedsched.yamlfile import shown
 
 SUBMIT_MAX_S = 1e11
@@ -71,15 +71,15 @@ def split(line: str, separator: str = ",") -> list[str]:
         try:
             line.encode()
         except UnicodeEncodeError:
-            raise BadRow(Reason.NOT_TEXT, "", "holds bytes that are not UTF-8") from None
+            raise BadRow(SkipReason.NOT_TEXT, "", "holds bytes that are not UTF-8") from None
     if len(line) > LINE_MAX_CHARS:
-        raise BadRow(Reason.UNREADABLE, "", f"is longer than {LINE_MAX_CHARS} characters")
+        raise BadRow(SkipReason.UNREADABLE, "", f"is longer than {LINE_MAX_CHARS} characters")
     if '"' not in line:
         return line.split(separator)
     try:
         return next(csv.reader([line], delimiter=separator, strict=True))
     except csv.Error as problem:
-        raise BadRow(Reason.UNREADABLE, "", f"cannot be split into fields: {problem}") from problem
+        raise BadRow(SkipReason.UNREADABLE, "", f"cannot be split into fields: {problem}") from problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ class Column:
         try:
             value = row[self.index].strip()
         except IndexError:
-            raise BadRow(Reason.MISSING, self.name, f"is missing: the row has {len(row)} fields") from None
+            raise BadRow(SkipReason.MISSING, self.name, f"is missing: the row has {len(row)} fields") from None
         if value and not value.isprintable():
-            raise BadRow(Reason.NOT_TEXT, self.name, f"is {shown(value)}; it holds characters that cannot be shown")
+            raise BadRow(SkipReason.NOT_TEXT, self.name, f"is {shown(value)}; it holds characters that cannot be shown")
         return value
 
     def name_of(self, row: Sequence[str]) -> str:
         """The field, which must hold something."""
         value = self.text(row)
         if not value:
-            raise BadRow(Reason.MISSING, self.name, "is empty")
+            raise BadRow(SkipReason.MISSING, self.name, "is empty")
         return value
 
     def number(self, row: Sequence[str], maximum: float) -> float:
@@ -141,14 +141,14 @@ def number(text: str, name: str, maximum: float) -> float:
             raise ValueError
         value = float(text)
     except (ValueError, OverflowError):
-        raise BadRow(Reason.NOT_A_NUMBER, name, f"is {shown(text)}; a number was expected") from None
+        raise BadRow(SkipReason.NOT_A_NUMBER, name, f"is {shown(text)}; a number was expected") from None
     if 0 <= value <= maximum:
         return value
     if value < 0:
-        raise BadRow(Reason.NEGATIVE, name, f"is {text}; it cannot be negative")
+        raise BadRow(SkipReason.NEGATIVE, name, f"is {text}; it cannot be negative")
     if value > maximum:
-        raise BadRow(Reason.TOO_LARGE, name, f"is {shown(text)}; at most {maximum:g} was expected")
-    raise BadRow(Reason.NOT_A_NUMBER, name, f"is {shown(text)}; a number was expected")
+        raise BadRow(SkipReason.TOO_LARGE, name, f"is {shown(text)}; at most {maximum:g} was expected")
+    raise BadRow(SkipReason.NOT_A_NUMBER, name, f"is {shown(text)}; a number was expected")
 
 
 def positive(duration_s: float, name: str) -> float:
@@ -158,7 +158,7 @@ def positive(duration_s: float, name: str) -> float:
         BadRow: it is 0.
     """
     if duration_s <= 0:
-        raise BadRow(Reason.ENDED_AT_ONCE, name, "is 0; it ended as it started")
+        raise BadRow(SkipReason.ENDED_AT_ONCE, name, "is 0; it ended as it started")
     return duration_s
 
 
@@ -169,12 +169,12 @@ def gpus(count: float, name: str) -> float:
         BadRow: it is 0, or it is neither whole nor a share of one GPU in thousandths.
     """
     if count == 0:
-        raise BadRow(Reason.NO_GPUS, name, "is 0; it asks for no GPU")
+        raise BadRow(SkipReason.NO_GPUS, name, "is 0; it asks for no GPU")
     whole = (
         count.is_integer() if count >= 1 else (count * MILLI >= 1 and abs(count * MILLI - round(count * MILLI)) < 1e-6)
     )
     if not whole:
-        raise BadRow(Reason.PART_OF_A_GPU, name, f"is {count:g}; whole GPUs or thousandths of one were expected")
+        raise BadRow(SkipReason.PART_OF_A_GPU, name, f"is {count:g}; whole GPUs or thousandths of one were expected")
     return count
 
 
@@ -188,9 +188,9 @@ def unix_s(text: str, name: str) -> float:
         moment = datetime.fromisoformat(text)
         value = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise BadRow(Reason.NOT_A_TIME, name, f"is {shown(text)}; YYYY-MM-DD HH:MM:SS was expected") from None
+        raise BadRow(SkipReason.NOT_A_TIME, name, f"is {shown(text)}; YYYY-MM-DD HH:MM:SS was expected") from None
     if value < 0:
-        raise BadRow(Reason.NOT_A_TIME, name, f"is {shown(text)}; a time after 1970 was expected")
+        raise BadRow(SkipReason.NOT_A_TIME, name, f"is {shown(text)}; a time after 1970 was expected")
     return value
 
 
@@ -262,7 +262,7 @@ def jobs(
         try:
             job = build(line, row)
             if job.job_id in seen:
-                raise BadRow(Reason.REPEATED_ID, "", f"job {shown(job.job_id)} was there before")
+                raise BadRow(SkipReason.REPEATED_ID, "", f"job {shown(job.job_id)} was there before")
         except BadRow as bad:
             refused.add(Refusal(path, line, bad.field, bad.reason, bad.problem))
             continue

@@ -42,7 +42,7 @@ class TraceJob(msgspec.Struct, frozen=True):
     """Types of GPU that it can run on; empty means any."""
 
 
-class Reason(StrEnum):
+class SkipReason(StrEnum):
     """Why a row is no job. Stable names; counts are kept by them."""
 
     NO_GPUS = "NoGpus"
@@ -64,7 +64,13 @@ class Reason(StrEnum):
 
 
 NO_FAULT = frozenset(
-    {Reason.NO_GPUS, Reason.NEVER_RAN, Reason.STILL_RUNNING, Reason.ENDED_AT_ONCE, Reason.NO_THROUGHPUT}
+    {
+        SkipReason.NO_GPUS,
+        SkipReason.NEVER_RAN,
+        SkipReason.STILL_RUNNING,
+        SkipReason.ENDED_AT_ONCE,
+        SkipReason.NO_THROUGHPUT,
+    }
 )
 """What well-kept traces hold too: rows that are as they should be and yet make no GPU job of known length."""
 
@@ -72,7 +78,7 @@ NO_FAULT = frozenset(
 class BadRow(Exception):
     """A row cannot be used; only importers raise and see it."""
 
-    def __init__(self, reason: Reason, field: str, problem: str) -> None:
+    def __init__(self, reason: SkipReason, field: str, problem: str) -> None:
         super().__init__(problem)
         self.reason = reason
         self.field = field
@@ -88,7 +94,7 @@ class Refusal:
     """Line in the file, or the entry's number in a JSON list; both from 1."""
     field: str
     """Column at fault; empty where the whole row is."""
-    reason: Reason
+    reason: SkipReason
     problem: str
     """What the field holds and what was expected."""
 
@@ -103,7 +109,7 @@ class Refusals:
 
     told: Callable[[Refusal], None] | None = None
     """Hears of every row as it is refused."""
-    counts: Counter[Reason] = field(default_factory=Counter)
+    counts: Counter[SkipReason] = field(default_factory=Counter)
     kept: list[Refusal] = field(default_factory=list)
     first_malformed: Refusal | None = None
     """The first row that is not as it should be, in contrast to one that merely describes no GPU job."""

@@ -33,7 +33,7 @@ class Elasticity:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GangShape:
     """How a number of GPUs becomes a gang of workers."""
 
     gpus_per_node: int | None = 8
@@ -48,7 +48,7 @@ class Shape:
     """None keeps every job as large as it was."""
 
 
-def jobs_of(trace: Iterable[TraceJob], shape: Shape) -> Iterator[SimulatedJob]:
+def jobs_of(trace: Iterable[TraceJob], shape: GangShape) -> Iterator[SimulatedJob]:
     """The simulated jobs of a trace, one by one in its order, under its ids.
 
     A rigid job is a gang of equal workers with as many epochs as it ran seconds, and `RigidSpeed` is the truth about
@@ -63,7 +63,7 @@ def jobs_of(trace: Iterable[TraceJob], shape: Shape) -> Iterator[SimulatedJob]:
         yield simulated(job, shape)
 
 
-def simulated(job: TraceJob, shape: Shape) -> SimulatedJob:
+def simulated(job: TraceJob, shape: GangShape) -> SimulatedJob:
     """The simulated job of one job of a trace; see `jobs_of`."""
     count, gpus = gang(job.num_gpu, shape.gpus_per_node)
     if count > TASKS_MAX:
@@ -107,7 +107,7 @@ def gang(num_gpu: float, gpus_per_node: int | None) -> tuple[int, float]:
     return math.ceil(num_gpu / gpus_per_node), min(num_gpu, gpus_per_node)
 
 
-def held_gpus(num_gpu: float, shape: Shape) -> float:
+def held_gpus(num_gpu: float, shape: GangShape) -> float:
     """GPUs that a job of the trace really takes in this shape."""
     count, gpus = gang(num_gpu, shape.gpus_per_node)
     return count * gpus
@@ -125,7 +125,7 @@ def _range(count: int, elastic: Elasticity | None) -> Range:
 
 
 @lru_cache(maxsize=4096)
-def _demand(gpus: float, cpus: float, memory_gib: float, shape: Shape) -> Resources:
+def _demand(gpus: float, cpus: float, memory_gib: float, shape: GangShape) -> Resources:
     return Resources(
         cpu_milli=round((cpus or gpus * shape.cpus_per_gpu) * MILLI),
         memory_mib=round((memory_gib or gpus * shape.memory_gib_per_gpu) * MIB_PER_GIB),

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedsched.policy.optimus import SpeedCurve
 from fedsched.sim.dl2_workload import EPOCH_SAMPLES
 from fedsched.sim.speeds.analytic import fit_curves
-from fedsched.sim.speeds.goodput import Iteration, Timing, Training, fit_timing
+from fedsched.sim.speeds.goodput import BatchEfficiency, Iteration, Timing, fit_timing
 from fedsched.sim.speeds.points import read_points
 from fedsched.sim.speeds.scaling import Measurement, ScalingCurve, fit_curve
 
@@ -28,19 +28,19 @@ Key = tuple[str, str]
 """GPU type and job type."""
 
 TRAININGS = {
-    "LM": Training(20, 640, 80, 200, 60_000),
-    "ResNet-18": Training(128, 4096, 256, 1500, 50_000),
-    "ResNet-50": Training(128, 8192, 128, 8000, 1_281_167),
-    "Transformer": Training(64, 2048, 256, 2000, 29_000),
-    "bert": Training(64, 1024, 128, 500, 88_000),
-    "cifar10": Training(128, 8192, 4096, 1500, 50_000),
-    "deepspeech2": Training(32, 640, 64, 300, 28_000),
-    "gpt2": Training(64, 1024, 256, 1000, 20_000),
-    "imagenet": Training(256, 8192, 256, 8000, 1_281_167),
-    "inception3": Training(128, 4096, 128, 8000, 1_281_167),
-    "resnet50": Training(128, 8192, 256, 8000, 1_281_167),
-    "resnet50_cifar10": Training(128, 4096, 256, 1500, 50_000),
-    "vgg16": Training(128, 4096, 256, 6000, 1_281_167),
+    "LM": BatchEfficiency(20, 640, 80, 200, 60_000),
+    "ResNet-18": BatchEfficiency(128, 4096, 256, 1500, 50_000),
+    "ResNet-50": BatchEfficiency(128, 8192, 128, 8000, 1_281_167),
+    "Transformer": BatchEfficiency(64, 2048, 256, 2000, 29_000),
+    "bert": BatchEfficiency(64, 1024, 128, 500, 88_000),
+    "cifar10": BatchEfficiency(128, 8192, 4096, 1500, 50_000),
+    "deepspeech2": BatchEfficiency(32, 640, 64, 300, 28_000),
+    "gpt2": BatchEfficiency(64, 1024, 256, 1000, 20_000),
+    "imagenet": BatchEfficiency(256, 8192, 256, 8000, 1_281_167),
+    "inception3": BatchEfficiency(128, 4096, 128, 8000, 1_281_167),
+    "resnet50": BatchEfficiency(128, 8192, 256, 8000, 1_281_167),
+    "resnet50_cifar10": BatchEfficiency(128, 4096, 256, 1500, 50_000),
+    "vgg16": BatchEfficiency(128, 4096, 256, 6000, 1_281_167),
 }
 """Assumed, not measured: sizes of well-known data sets, and batches and noise scales of the usual magnitude."""
 

@@ -11,7 +11,7 @@ from fedsched.config import Tree, load, parse
 from fedsched.core.job import Allocation
 from fedsched.errors import InvalidConfiguration, NotFound
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
-from fedsched.sim.ports import SpeedModel
+from fedsched.sim.ports import TrueSpeeds
 from fedsched.sim.speed import SPEEDS
 from fedsched.sim.speeds.config import EstimatesConfig, SpeedsConfig
 from fedsched.sim.speeds.recorded import RecordedSpeeds
@@ -24,7 +24,7 @@ class Experiment(Tree):
     speeds: SpeedsConfig
 
 
-def model(base: Path = Path(), seed: int = 0, **speeds: Any) -> SpeedModel:
+def model(base: Path = Path(), seed: int = 0, **speeds: Any) -> TrueSpeeds:
     return parse(Experiment, {"speeds": speeds}, "here").speeds.model(seed, base)
 
 

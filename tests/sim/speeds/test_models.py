@@ -9,10 +9,10 @@ import pytest
 
 from fedsched.errors import InvalidInput
 from fedsched.policy.optimus import SpeedCurve
-from fedsched.sim.ports import SpeedModel
+from fedsched.sim.ports import TrueSpeeds
 from fedsched.sim.speeds.analytic import AnalyticSpeeds, fit_curves
 from fedsched.sim.speeds.coefficients import load_goodput, load_scaling, shipped
-from fedsched.sim.speeds.goodput import GoodputSpeeds, Iteration, Timing, Training, fit_timing, goodput
+from fedsched.sim.speeds.goodput import BatchEfficiency, GoodputSpeeds, Iteration, Timing, fit_timing, goodput
 from fedsched.sim.speeds.recorded import RecordedSpeeds
 from fedsched.sim.speeds.scaling import Measurement, ScalingCurve, ScalingSpeeds, fit_curve
 from tests.sim.speeds.jobs import at, job
@@ -21,7 +21,7 @@ NO_NETWORK = Timing(0.0, 0.001, 0.0, 0.0, 0.0, 0.0, 1.0)
 """Nothing but a millisecond for each sample."""
 
 
-def rate(model: SpeedModel, kind: str, workers: int, ps: int = 1, *, on: str = "", nodes: int = 1) -> float:
+def rate(model: TrueSpeeds, kind: str, workers: int, ps: int = 1, *, on: str = "", nodes: int = 1) -> float:
     return model.epochs(job(kind, gpus=1 if on else 0, workers=1024), at(workers, ps, on=on, nodes=nodes), 1.0)
 
 
@@ -91,9 +91,9 @@ def test_a_job_without_a_curve_is_refused_or_takes_anothers() -> None:
 
 def test_without_a_network_goodput_is_throughput_times_efficiency() -> None:
     """Worked by hand: 1000 samples/s a GPU; at ten times the batch and with noise 9 each counts for (9+1)/(9+10)."""
-    alone = Training(batch=1, batch_max=1, gpu_batch_max=1, noise=9, epoch_samples=1)
+    alone = BatchEfficiency(batch=1, batch_max=1, gpu_batch_max=1, noise=9, epoch_samples=1)
     assert goodput(NO_NETWORK, alone, 1, 1) == pytest.approx(1000)
-    ten = Training(batch=1, batch_max=10, gpu_batch_max=1, noise=9, epoch_samples=1)
+    ten = BatchEfficiency(batch=1, batch_max=10, gpu_batch_max=1, noise=9, epoch_samples=1)
     assert goodput(NO_NETWORK, ten, 10, 1) == pytest.approx(10_000 * 10 / 19)
     assert goodput(NO_NETWORK, ten, 11, 1) == 0  # Every GPU needs at least one sample.
     assert goodput(NO_NETWORK, ten, 0, 1) == 0
@@ -113,15 +113,15 @@ def test_iteration_times_follow_the_published_form() -> None:
 def test_accumulation_helps_where_the_network_is_slow() -> None:
     """Memory may hold no larger batch, but several steps can share one exchange."""
     slow = Timing(0.0, 0.001, 0.5, 0.0, 0.5, 0.0, 1.0)
-    roomy = Training(batch=10, batch_max=1000, gpu_batch_max=10, noise=1e6, epoch_samples=1)
-    tight = Training(batch=10, batch_max=20, gpu_batch_max=10, noise=1e6, epoch_samples=1)
+    roomy = BatchEfficiency(batch=10, batch_max=1000, gpu_batch_max=10, noise=1e6, epoch_samples=1)
+    tight = BatchEfficiency(batch=10, batch_max=20, gpu_batch_max=10, noise=1e6, epoch_samples=1)
     assert goodput(slow, roomy, 2, 1) > 3 * goodput(slow, tight, 2, 1)
 
 
 def test_noisy_gradients_make_more_gpus_worthwhile() -> None:
     """What Pollux sees and a throughput model does not."""
     timings, trainings = load_goodput(shipped("goodput_fitted"))
-    calm = {**trainings, "resnet50": Training(128, 8192, 256, 100, 1e6)}
+    calm = {**trainings, "resnet50": BatchEfficiency(128, 8192, 256, 100, 1e6)}
     model, calm_model = GoodputSpeeds(timings, trainings), GoodputSpeeds(timings, calm)
     gain = rate(model, "resnet50", 16, on="A100", nodes=2) / rate(model, "resnet50", 1, on="A100")
     calm_gain = rate(calm_model, "resnet50", 16, on="A100", nodes=2) / rate(calm_model, "resnet50", 1, on="A100")

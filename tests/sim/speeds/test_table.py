@@ -9,7 +9,7 @@ import pytest
 from fedsched.errors import InvalidInput, NotFound
 from fedsched.sim.dl2_workload import EPOCH_SAMPLES
 from fedsched.sim.speeds.points import read_points
-from fedsched.sim.speeds.table import MeasuredSpeeds, Surface
+from fedsched.sim.speeds.table import MeasuredSpeeds, MeasuredSurface
 from tests.sim import dl2_golden
 from tests.sim.speeds.jobs import at, job
 
@@ -54,11 +54,11 @@ def test_epochs_are_samples_over_the_epochs_length_in_the_references_order() -> 
 def test_what_was_measured_is_met_and_nothing_is_below_zero() -> None:
     """A negative speed would let a job lose epochs."""
     points = {(1, 1): 10.0, (2, 2): 0.0, (3, 3): 10.0, (6, 6): 0.5}
-    surface = Surface(points)
+    surface = MeasuredSurface(points)
     assert [surface(*at) for at in points] == list(points.values())
     assert surface(2, 3) >= 0
     assert min(surface(ps, workers) for ps in range(1, 20) for workers in range(1, 20)) == 0
-    assert Surface({(2, 2): 7.0})(9, 1) == 7.0
+    assert MeasuredSurface({(2, 2): 7.0})(9, 1) == 7.0
 
 
 def test_failed_measurements_can_be_left_out() -> None:

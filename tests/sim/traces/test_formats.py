@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsched.errors import InvalidTrace, NotFound
 from fedsched.sim.traces.formats import read
 from fedsched.sim.traces.names import TraceFormat
-from fedsched.sim.traces.record import Reason, Refusals, TraceJob
+from fedsched.sim.traces.record import Refusals, SkipReason, TraceJob
 from tests.sim.traces.public import itp, read_all
 
 ROWS = {
@@ -90,7 +90,7 @@ def test_alibabas_pods_without_gpu_or_run_are_refused_and_the_others_keep_their_
     jobs, refused = imported(data_dir / "alibaba-openb-2023" / name, TraceFormat.ALIBABA)
 
     assert len(jobs) == 6_203
-    assert refused.counts == {Reason.NO_GPUS: 1_088, Reason.NEVER_RAN: 861}
+    assert refused.counts == {SkipReason.NO_GPUS: 1_088, SkipReason.NEVER_RAN: 861}
     assert refused.first_malformed is None
     second = jobs[1]
     assert (second.num_gpu, second.duration_s, second.cpus, second.memory_gib) == (0.46, 12_475_899, 6, 12)
@@ -107,7 +107,7 @@ def test_gavels_jobs_that_were_never_measured_are_refused_and_named(data_dir: Pa
     """Gavel's own Philly traces hold jobs that its tables have no speed for; nobody knows how long they last."""
     jobs, refused = imported(data_dir / "gavel" / "traces_msr_seed0" / "2869ce.csv.gz", TraceFormat.GAVEL)
 
-    assert (len(jobs), refused.counts) == (354, {Reason.NO_THROUGHPUT: 179})
+    assert (len(jobs), refused.counts) == (354, {SkipReason.NO_THROUGHPUT: 179})
     assert str(refused.kept[0]).endswith(
         ":3: job_type is 'Recommendation (batch size 8192)'; it was never measured on 4 x v100"
     )
@@ -162,7 +162,7 @@ def test_the_published_helios_log_counts_from_its_earliest_submission(tmp_path: 
         TraceJob("9", 26, 246, 8, vc="vcX", user="uA"),
         TraceJob("7", 0, 36848, 1, vc="vcY", user="uB"),
     ]
-    assert refused.counts == {Reason.NO_GPUS: 1, Reason.END_BEFORE_START: 1}
+    assert refused.counts == {SkipReason.NO_GPUS: 1, SkipReason.END_BEFORE_START: 1}
 
 
 def test_adaptdls_flattening_of_philly_is_read(tmp_path: Path) -> None:
@@ -219,16 +219,16 @@ def test_a_job_of_the_philly_log_ran_as_long_as_its_attempts_together(tmp_path: 
 
     assert jobs == [TraceJob("application_14199", 3600, 193_256, 8, vc="ee9e8c", user="ce2f4c")]
     assert [(item.line, item.reason) for item in refused.kept] == [
-        (2, Reason.NEVER_RAN),
-        (3, Reason.STILL_RUNNING),
-        (4, Reason.MISSING),
-        (5, Reason.MISSING),
-        (6, Reason.END_BEFORE_START),
-        (7, Reason.NO_GPUS),
-        (8, Reason.SIZE_CHANGED),
-        (9, Reason.NOT_A_TIME),
-        (10, Reason.MISSING),
-        (11, Reason.UNREADABLE),
+        (2, SkipReason.NEVER_RAN),
+        (3, SkipReason.STILL_RUNNING),
+        (4, SkipReason.MISSING),
+        (5, SkipReason.MISSING),
+        (6, SkipReason.END_BEFORE_START),
+        (7, SkipReason.NO_GPUS),
+        (8, SkipReason.SIZE_CHANGED),
+        (9, SkipReason.NOT_A_TIME),
+        (10, SkipReason.MISSING),
+        (11, SkipReason.UNREADABLE),
     ]
 
 
@@ -240,25 +240,25 @@ def test_muris_milliseconds_become_seconds(tmp_path: Path, data_dir: Path) -> No
 
 
 BAD_ROWS = {
-    "0,4,0,": ("duration_s", Reason.MISSING, "is empty"),
-    "0,4,0": ("duration_s", Reason.MISSING, "is missing: the row has 3 fields"),
-    ",4,0,60": ("job_id", Reason.MISSING, "is empty"),
-    "0,0,0,60": ("num_gpu", Reason.NO_GPUS, "is 0; it asks for no GPU"),
-    "0,-1,0,60": ("num_gpu", Reason.NEGATIVE, "is -1; it cannot be negative"),
-    "0,1.5,0,60": ("num_gpu", Reason.PART_OF_A_GPU, "is 1.5; whole GPUs or thousandths of one were expected"),
-    "0,0.0001,0,60": ("num_gpu", Reason.PART_OF_A_GPU, "is 0.0001; whole GPUs or thousandths of one were expected"),
-    "0,1e9,0,60": ("num_gpu", Reason.TOO_LARGE, "is '1e9'; at most 100000 was expected"),
-    "0,four,0,60": ("num_gpu", Reason.NOT_A_NUMBER, "is 'four'; a number was expected"),
-    "0,1_0,0,60": ("num_gpu", Reason.NOT_A_NUMBER, "is '1_0'; a number was expected"),
-    "0,١,0,60": ("num_gpu", Reason.NOT_A_NUMBER, "is '١'; a number was expected"),
-    "0,4,nan,60": ("submit_s", Reason.NOT_A_NUMBER, "is 'nan'; a number was expected"),
-    "0,4,-5,60": ("submit_s", Reason.NEGATIVE, "is -5; it cannot be negative"),
-    "0,4,0,inf": ("duration_s", Reason.TOO_LARGE, "is 'inf'; at most 3.1536e+08 was expected"),
-    "0,4,0,-60": ("duration_s", Reason.NEGATIVE, "is -60; it cannot be negative"),
-    "0,4,0,0": ("duration_s", Reason.ENDED_AT_ONCE, "is 0; it ended as it started"),
-    "a,4,0,60": ("", Reason.REPEATED_ID, "job 'a' was there before"),
-    '"0,4,0,60': ("", Reason.UNREADABLE, "cannot be split into fields: unexpected end of data"),
-    "x\x07,4,0,60": ("job_id", Reason.NOT_TEXT, "is 'x\\x07'; it holds characters that cannot be shown"),
+    "0,4,0,": ("duration_s", SkipReason.MISSING, "is empty"),
+    "0,4,0": ("duration_s", SkipReason.MISSING, "is missing: the row has 3 fields"),
+    ",4,0,60": ("job_id", SkipReason.MISSING, "is empty"),
+    "0,0,0,60": ("num_gpu", SkipReason.NO_GPUS, "is 0; it asks for no GPU"),
+    "0,-1,0,60": ("num_gpu", SkipReason.NEGATIVE, "is -1; it cannot be negative"),
+    "0,1.5,0,60": ("num_gpu", SkipReason.PART_OF_A_GPU, "is 1.5; whole GPUs or thousandths of one were expected"),
+    "0,0.0001,0,60": ("num_gpu", SkipReason.PART_OF_A_GPU, "is 0.0001; whole GPUs or thousandths of one were expected"),
+    "0,1e9,0,60": ("num_gpu", SkipReason.TOO_LARGE, "is '1e9'; at most 100000 was expected"),
+    "0,four,0,60": ("num_gpu", SkipReason.NOT_A_NUMBER, "is 'four'; a number was expected"),
+    "0,1_0,0,60": ("num_gpu", SkipReason.NOT_A_NUMBER, "is '1_0'; a number was expected"),
+    "0,١,0,60": ("num_gpu", SkipReason.NOT_A_NUMBER, "is '١'; a number was expected"),
+    "0,4,nan,60": ("submit_s", SkipReason.NOT_A_NUMBER, "is 'nan'; a number was expected"),
+    "0,4,-5,60": ("submit_s", SkipReason.NEGATIVE, "is -5; it cannot be negative"),
+    "0,4,0,inf": ("duration_s", SkipReason.TOO_LARGE, "is 'inf'; at most 3.1536e+08 was expected"),
+    "0,4,0,-60": ("duration_s", SkipReason.NEGATIVE, "is -60; it cannot be negative"),
+    "0,4,0,0": ("duration_s", SkipReason.ENDED_AT_ONCE, "is 0; it ended as it started"),
+    "a,4,0,60": ("", SkipReason.REPEATED_ID, "job 'a' was there before"),
+    '"0,4,0,60': ("", SkipReason.UNREADABLE, "cannot be split into fields: unexpected end of data"),
+    "x\x07,4,0,60": ("job_id", SkipReason.NOT_TEXT, "is 'x\\x07'; it holds characters that cannot be shown"),
 }
 
 
@@ -283,7 +283,7 @@ def test_bytes_that_are_no_text_and_endless_lines_cost_one_row_each(tmp_path: Pa
     jobs, refused = imported(path, TraceFormat.CSV)
 
     assert jobs == [TraceJob("c", 0, 5, 1)]
-    assert [(item.line, item.reason) for item in refused.kept] == [(2, Reason.NOT_TEXT), (3, Reason.UNREADABLE)]
+    assert [(item.line, item.reason) for item in refused.kept] == [(2, SkipReason.NOT_TEXT), (3, SkipReason.UNREADABLE)]
 
 
 @pytest.mark.parametrize("form", list(TraceFormat))

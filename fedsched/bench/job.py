@@ -27,8 +27,8 @@ DEADLINE_S = 120.0
 """Longest wait for something to happen."""
 PATIENCE_STEPS = 50
 """While steps end a wait goes on, for so many: on a busy machine all takes longer, as they do."""
-ELSEWHERE = "FEDSCHED_MACHINE=elsewhere"
-"""In the environment of tasks that shall believe that they share no memory with their job's coordinator."""
+ELSEWHERE = "elsewhere"
+"""The machine of tasks that shall believe that they share no memory with their job's coordinator."""
 E = TypeVar("E", bound=Event)
 
 
@@ -57,8 +57,10 @@ class BenchJob:
         programs = Programs(launcher_idle_s=60.0)
         env: tuple[tuple[str, str], ...] = ()
         if streamed:
-            name, _, machine = ELSEWHERE.partition("=")
-            env, programs = ((name, machine),), replace(programs, server=f"env {ELSEWHERE} {programs.server}")
+            # A Python program that the launcher can fork, as it does elsewhere: a newcomer that imports torch would
+            # take seconds from the workers' cores, which on a machine of its own it has no part in.
+            env = (("FEDSCHED_MACHINE", ELSEWHERE),)
+            programs = replace(programs, server=f"python -m fedsched.bench.elsewhere {ELSEWHERE}")
         self._executor = JobExecutor(
             post=self._events.put,
             clock=time.time,

@@ -14,62 +14,35 @@ before anybody may run it.
 from __future__ import annotations
 
 import math
-from bisect import bisect, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import assert_never
 
 from msgspec.structs import replace
 
+from fedsched.core.blocks import Block, assign, index_of
 from fedsched.core.ids import TaskName
 from fedsched.core.job import Role, role_of
+from fedsched.core.membership import (
+    AnswerScale,
+    CheckpointFailed,
+    CheckpointWritten,
+    Command,
+    CompleteCheckpoint,
+    End,
+    Event,
+    ModelDescribed,
+    Phase,
+    Plan,
+    ScaleRequested,
+    Send,
+    StopRequested,
+    TaskGone,
+    TaskReported,
+    Tick,
+    View,
+)
 from fedsched.core.record import Record
-
-
-class Block(Record, frozen=True):
-    """A piece of the model that lives on one server as a whole."""
-
-    name: str
-    size_bytes: int
-
-
-class Plan(Record, frozen=True):
-    """Who does what from a step on."""
-
-    number: int
-    """1 for the attempt's first plan, then growing by one."""
-    from_step: int
-    workers: tuple[TaskName, ...]
-    """In the order in which their gradients are added; the first is the chief."""
-    servers: tuple[TaskName, ...]
-    """None where workers reduce their gradients among themselves; then each has all blocks, and the chief's count."""
-    owners: tuple[TaskName, ...]
-    """The server of each block, in the order of the job's blocks."""
-
-    @property
-    def tasks(self) -> tuple[TaskName, ...]:
-        """All members, workers first."""
-        return self.workers + self.servers
-
-
-class View(Record, frozen=True):
-    """All that one member must know now; the one with the highest number counts."""
-
-    number: int
-    plans: tuple[Plan, ...]
-    """The current plan and, while a switch is under way, the next one. Each holds from its first step on."""
-    granted: int
-    """Steps below this may be run."""
-    saves: tuple[int, ...]
-    """Versions at which servers write a checkpoint: after all steps below were applied, before any other."""
-    leave: bool
-    """The member's part is over: it ends itself."""
-    message: str = ""
-    """Why, when the job failed."""
-    finished: bool = False
-    """Worker: it is known to have taken the last step. It ends only after it has read this: a last report that is lost
-    with its process would make a complete training look like a crash."""
 
 
 class ScalingConfig(Record, frozen=True):
@@ -86,146 +59,6 @@ class ScalingConfig(Record, frozen=True):
     window_steps_max: int = 64
     resend_s: float = 2.0
     """A view that was not seen for so long is sent again."""
-
-
-# Events. Times come from the coordinator's monotonic clock.
-
-
-class ModelDescribed(Record, frozen=True):
-    """The first worker told what is trained; comes before any worker is ready."""
-
-    time_s: float
-    blocks: tuple[Block, ...]
-    steps: int
-    """Steps of the whole training."""
-    asynchronous: bool = False
-    """A step is one worker's: under a plan with W workers, the one of rank r takes every W-th step from the plan's
-    first plus r on, and waits for nobody. Only plans and checkpoints have everybody's steps below them taken first."""
-
-
-class TaskReported(Record, frozen=True):
-    """A member said how things stand with it. Values never shrink; an older report changes nothing."""
-
-    time_s: float
-    task: TaskName
-    seen: int = 0
-    """Number of the newest view it knows."""
-    done: int = 0
-    """Worker: all steps below this that are its to take are finished, their results pulled."""
-    holds: int = 0
-    """Server: the newest plan of which it has all its blocks."""
-    saved: int = -1
-    """Server: the newest checkpoint version of which it has written its shard."""
-    pause_s: float = 0.0
-    """Worker: how long the last switch held it up."""
-
-
-class TaskGone(Record, frozen=True):
-    """A member's process has ended or cannot be reached; with an error text when it told one."""
-
-    time_s: float
-    task: TaskName
-    error: str = ""
-
-
-class ScaleRequested(Record, frozen=True):
-    """The executor wants exactly these members; new ones must be ready by the deadline."""
-
-    time_s: float
-    seq: int
-    tasks: tuple[TaskName, ...]
-    deadline_s: float
-    """A duration, counted from the event."""
-
-
-class StopRequested(Record, frozen=True):
-    """The executor wants the job to end, with a checkpoint first if it can be had within the grace."""
-
-    time_s: float
-    checkpoint: bool
-    grace_s: float
-
-
-class CheckpointWritten(Record, frozen=True):
-    """The manifest is on disk: the checkpoint is complete."""
-
-    time_s: float
-    step: int
-
-
-class CheckpointFailed(Record, frozen=True):
-    """A checkpoint could not be written, a full disk say. Training goes on with the one before, but for the last."""
-
-    time_s: float
-    step: int
-    message: str
-
-
-class Tick(Record, frozen=True):
-    """Time has passed."""
-
-    time_s: float
-
-
-Event = (
-    ModelDescribed
-    | TaskReported
-    | TaskGone
-    | ScaleRequested
-    | StopRequested
-    | CheckpointWritten
-    | CheckpointFailed
-    | Tick
-)
-
-
-# Commands.
-
-
-class Send(Record, frozen=True):
-    """Give a member its newest view."""
-
-    task: TaskName
-    view: View
-
-
-class CompleteCheckpoint(Record, frozen=True):
-    """All shards of this step are on disk: write the manifest."""
-
-    step: int
-    servers: tuple[TaskName, ...]
-    """Whose shards belong to it."""
-
-
-class AnswerScale(Record, frozen=True):
-    """Tell the executor what came of its order."""
-
-    seq: int
-    ok: bool
-    tasks: tuple[TaskName, ...]
-    """Members now."""
-    pause_s: float = 0.0
-    message: str = ""
-
-
-class End(Record, frozen=True):
-    """The job is over; members are leaving."""
-
-    phase: Phase
-    message: str
-
-
-Command = Send | CompleteCheckpoint | AnswerScale | End
-
-
-class Phase(StrEnum):
-    """Where the attempt is."""
-
-    JOINING = "joining"
-    TRAINING = "training"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    FAILED = "failed"
 
 
 @dataclass(slots=True)
@@ -269,56 +102,6 @@ class _Pace:
         if done > self.done and time_s - self.time_s >= 0.2:
             self.step_s = (time_s - self.time_s) / (done - self.done)
             self.time_s, self.done = time_s, done
-
-
-def index_of(task: TaskName) -> tuple[str, int]:
-    """Sorts tasks as people count: worker-2 before worker-10."""
-    role, _, index = task.rpartition("-")
-    return role, int(index)
-
-
-def assign(
-    blocks: Sequence[Block], servers: Sequence[TaskName], before: Sequence[TaskName] = (), *, slack: float = 0.05
-) -> tuple[TaskName, ...]:
-    """Best-fit: give every block a server so that bytes are balanced and few blocks move.
-
-    Blocks stay where they are unless their server leaves. What has no server goes, largest first, to the emptiest.
-    Then the fullest server passes blocks on to the emptiest one, each time the one that best fills half the gap between
-    the two, until the gap is below `slack` of a fair share. A block that would more than fill it moves only where the
-    gap shrinks by more than that: a smaller gain is not worth so many bytes.
-    """
-    if not servers:
-        raise ValueError("blocks need at least one server")
-    owners: dict[int, TaskName] = {index: owner for index, owner in enumerate(before) if owner in servers}
-    held: dict[TaskName, list[tuple[int, int]]] = {server: [] for server in servers}
-    """Size and index of each server's blocks, in order."""
-    load = dict.fromkeys(servers, 0)
-
-    def give(index: int, owner: TaskName) -> None:
-        owners[index] = owner
-        insort(held[owner], (blocks[index].size_bytes, index))
-        load[owner] += blocks[index].size_bytes
-
-    for index, owner in list(owners.items()):
-        give(index, owner)
-    homeless = sorted((i for i in range(len(blocks)) if i not in owners), key=lambda i: (-blocks[i].size_bytes, i))
-    for index in homeless:
-        give(index, min(servers, key=lambda server: (load[server], index_of(server))))
-    worth = slack * sum(load.values()) / len(servers)
-    for _ in range(len(blocks)):
-        fullest = max(servers, key=lambda server: (load[server], index_of(server)))
-        emptiest = min(servers, key=lambda server: (load[server], index_of(server)))
-        gap = load[fullest] - load[emptiest]
-        place = bisect(held[fullest], (gap // 2, len(blocks)))
-        fits = held[fullest][max(0, place - 1) : place]  # The largest that does not more than fill it.
-        fits += [block for block in held[fullest][place : place + 1] if 2 * (gap - block[0]) > worth]
-        if gap <= worth or not fits or fits[0][0] == 0:
-            break
-        size, index = min(fits, key=lambda block: (abs(gap - 2 * block[0]), block[1]))
-        held[fullest].remove((size, index))
-        load[fullest] -= size
-        give(index, emptiest)
-    return tuple(owners[index] for index in range(len(blocks)))
 
 
 @dataclass(slots=True)

@@ -25,9 +25,10 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.trace import Span
 
 from fedsched import tracing
-from fedsched.core import scaling
+from fedsched.core import membership
 from fedsched.core.ids import TaskName
-from fedsched.core.scaling import Phase, Plan, Scaling, ScalingConfig, View
+from fedsched.core.membership import Phase, Plan, View
+from fedsched.core.scaling import Scaling, ScalingConfig
 from fedsched.elastic import checkpoint, ending, environment, memory
 from fedsched.elastic.attendance import SERVER_OPTIONS
 from fedsched.elastic.checkpoint import ShardFile
@@ -98,7 +99,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
         self._accuracy: float | None = None
         self._shards: dict[tuple[int, TaskName], ShardFile] = {}
         self._answers: dict[int, Future[pb.ScaleReply]] = {}
-        self._to_complete: queue.SimpleQueue[scaling.CompleteCheckpoint] = queue.SimpleQueue()
+        self._to_complete: queue.SimpleQueue[membership.CompleteCheckpoint] = queue.SimpleQueue()
         self._pace: deque[tuple[float, int]] = deque(maxlen=50)
         self._switch: Span | None = None
 
@@ -141,7 +142,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
             with self._lock:
                 del self._links[link.task]
                 self._lock.notify_all()
-                self._handle(scaling.TaskGone(time.monotonic(), link.task, link.error))
+                self._handle(membership.TaskGone(time.monotonic(), link.task, link.error))
 
     def _take(self, link: _Link, report: pb.MemberReport) -> None:
         now_s = time.monotonic()
@@ -163,11 +164,11 @@ class Coordinator(MembershipServicer, JobControlServicer):
                     link.views.put(_refusal(refusal))
                     return
             if report.error and self._core.phase in (Phase.JOINING, Phase.TRAINING):
-                self._handle(scaling.TaskGone(now_s, link.task, report.error))
+                self._handle(membership.TaskGone(now_s, link.task, report.error))
             elif report.ready:
                 saved = self._shard_written(link.task, report.saved, now_s)
                 self._handle(
-                    scaling.TaskReported(
+                    membership.TaskReported(
                         now_s, link.task, report.seen, report.done, report.holds, saved, report.pause_s
                     )
                 )
@@ -186,12 +187,12 @@ class Coordinator(MembershipServicer, JobControlServicer):
                 )
         self._model = model
         self._parameters = Segment.create("parameters", Layout.of(model).total_bytes)
-        self._handle(scaling.ModelDescribed(now_s, model.core_blocks(), model.steps, model.asynchronous))
+        self._handle(membership.ModelDescribed(now_s, model.core_blocks(), model.steps, model.asynchronous))
         return ""
 
     def _shard_written(self, task: TaskName, saved: pb.ShardWritten, now_s: float) -> int:
         if saved.error:
-            self._handle(scaling.CheckpointFailed(now_s, saved.step, saved.error))
+            self._handle(membership.CheckpointFailed(now_s, saved.step, saved.error))
             return -1
         if not saved.file:
             return -1
@@ -207,7 +208,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
             if answer is None:
                 answer = self._answers[request.seq] = Future()
                 tasks = tuple(TaskName(task) for task in request.tasks)
-                self._handle(scaling.ScaleRequested(time.monotonic(), request.seq, tasks, request.deadline_s))
+                self._handle(membership.ScaleRequested(time.monotonic(), request.seq, tasks, request.deadline_s))
         # The core answers every order: at its deadline, when the switch is done, or when the job ends.
         return answer.result()
 
@@ -228,7 +229,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
     def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.StopReply:
         """End the job, with a checkpoint first if asked."""
         with self._lock:
-            self._handle(scaling.StopRequested(time.monotonic(), request.checkpoint, request.grace_s))
+            self._handle(membership.StopRequested(time.monotonic(), request.checkpoint, request.grace_s))
             self._lock.wait_for(lambda: self._core.ended, timeout=request.grace_s + 1.0)
             return pb.StopReply(checkpoint_step=self._core.checkpoint_step)
 
@@ -257,25 +258,25 @@ class Coordinator(MembershipServicer, JobControlServicer):
 
     # The core.
 
-    def _handle(self, event: scaling.Event) -> None:
+    def _handle(self, event: membership.Event) -> None:
         """One event through the core, under the lock, and what it orders."""
-        if isinstance(event, scaling.CheckpointFailed):
+        if isinstance(event, membership.CheckpointFailed):
             self._complaint = f"the checkpoint of step {event.step} could not be written: {event.message}"
             sys.stderr.write(f"{self._complaint}\n")
-        elif isinstance(event, scaling.CheckpointWritten):
+        elif isinstance(event, membership.CheckpointWritten):
             self._complaint = ""
         before, pause = self._core.next_plan, 0.0
         for command in self._core.handle(event):
             match command:
-                case scaling.Send(task, view):
+                case membership.Send(task, view):
                     self._send(task, view)
-                case scaling.AnswerScale(seq, ok, tasks, pause_s, message):
+                case membership.AnswerScale(seq, ok, tasks, pause_s, message):
                     reply = pb.ScaleReply(ok=ok, tasks=tasks, pause_s=pause_s, message=message)
                     self._answers.setdefault(seq, Future()).set_result(reply)
                     pause = max(pause, pause_s)
-                case scaling.CompleteCheckpoint():
+                case membership.CompleteCheckpoint():
                     self._to_complete.put(command)
-                case scaling.End():
+                case membership.End():
                     self._lock.notify_all()
                 case _:
                     assert_never(command)
@@ -346,25 +347,25 @@ class Coordinator(MembershipServicer, JobControlServicer):
             with self._lock:
                 now_s = time.monotonic()
                 if terminated.is_set():
-                    self._handle(scaling.StopRequested(now_s, checkpoint=False, grace_s=0.0))
+                    self._handle(membership.StopRequested(now_s, checkpoint=False, grace_s=0.0))
                 self._pace.append((now_s, self._core.done))
-                self._handle(scaling.Tick(now_s))
+                self._handle(membership.Tick(now_s))
                 if self._core.ended and until_s is None:
                     until_s = now_s + _LEAVE_S
 
-    def _complete(self, order: scaling.CompleteCheckpoint) -> None:
+    def _complete(self, order: membership.CompleteCheckpoint) -> None:
         """Add the manifest and make the checkpoint visible."""
         assert self._model is not None
         with tracing.span("checkpoint", parent=self._traceparent, attributes={"step": order.step}):
             with self._lock:
                 shards = [self._shards[order.step, server] for server in order.servers]
                 self._shards = {key: shard for key, shard in self._shards.items() if key[0] > order.step}
-            event: scaling.Event
+            event: membership.Event
             try:
                 checkpoint.complete(self._root, order.step, self._model, shards)
-                event = scaling.CheckpointWritten(time.monotonic(), order.step)
+                event = membership.CheckpointWritten(time.monotonic(), order.step)
             except OSError as problem:
-                event = scaling.CheckpointFailed(time.monotonic(), order.step, str(problem))
+                event = membership.CheckpointFailed(time.monotonic(), order.step, str(problem))
         with self._lock:
             self._handle(event)
 

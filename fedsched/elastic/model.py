@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedsched.core.scaling import Block
+from fedsched.core.blocks import Block
 
 Hyperparameters = tuple[dict[str, Any], ...]
 """Settings of each parameter group, without the parameters."""

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsched.core import scaling
+from fedsched.core import membership
+from fedsched.core.blocks import Block, assign, index_of
 from fedsched.core.ids import TaskName
 from fedsched.core.job import Role, role_of
-from fedsched.core.scaling import Block, Phase, Plan, Scaling, ScalingConfig, View, assign
+from fedsched.core.membership import Phase, Plan, View
+from fedsched.core.scaling import Scaling, ScalingConfig
 
 BLOCKS = (Block("a", 400), Block("b", 100), Block("c", 90), Block("d", 10), Block("e", 10))
 CONFIG = ScalingConfig(join_s=20.0, stall_s=60.0, checkpoint_every_s=1.0, resend_s=0.5)
@@ -57,8 +59,8 @@ class World:
     """A script goes on for up to so long after its last step."""
     now_s: float = 0.0
     twins: dict[TaskName, Twin] = field(default_factory=dict)
-    answers: dict[int, scaling.AnswerScale] = field(default_factory=dict)
-    end: scaling.End | None = None
+    answers: dict[int, membership.AnswerScale] = field(default_factory=dict)
+    end: membership.End | None = None
     version: list[int] = field(default_factory=lambda: [0] * len(BLOCKS))
     """Steps that each block has been through."""
     place: list[TaskName | None] = field(default_factory=lambda: [None] * len(BLOCKS))
@@ -98,20 +100,20 @@ class World:
         while self.now_s < until_s and (self.end is None or any(twin.alive for twin in self.twins.values())):
             self.run(self.now_s + 0.5)
 
-    def tell(self, event: scaling.Event) -> None:
+    def tell(self, event: membership.Event) -> None:
         for command in self.core.handle(event):
             match command:
-                case scaling.Send(task, view):
+                case membership.Send(task, view):
                     self.plans.update({plan.number: plan for plan in view.plans})
                     # Over the connection of the process that is there now: a later one of its name has another.
                     self.deliver(partial(self.see, self.twins.get(task), view))
-                case scaling.AnswerScale():
+                case membership.AnswerScale():
                     assert command.seq not in self.answers, "an order is answered once"
                     self.answers[command.seq] = command
-                case scaling.CompleteCheckpoint(step, servers):
+                case membership.CompleteCheckpoint(step, servers):
                     self.check_manifest(step, servers)
                     self.after(0.05, lambda step=step: self.written(step))  # type: ignore[misc]
-                case scaling.End():
+                case membership.End():
                     assert self.end is None
                     self.end = command
 
@@ -136,7 +138,7 @@ class World:
 
     def written(self, step: int) -> None:
         self.checkpoints.append(step)
-        self.tell(scaling.CheckpointWritten(self.now_s, step))
+        self.tell(membership.CheckpointWritten(self.now_s, step))
 
     # Members.
 
@@ -163,7 +165,7 @@ class World:
                 self.work_server(twin, twin.view)
         if not twin.alive:
             return
-        report = scaling.TaskReported(
+        report = membership.TaskReported(
             self.now_s,
             twin.task,
             seen=twin.view.number if twin.view else 0,
@@ -174,7 +176,7 @@ class World:
         self.deliver(lambda: self.report(twin, report))
         self.after(self.chance.uniform(0.02, 0.1), lambda: self.work(twin))
 
-    def report(self, twin: Twin, report: scaling.TaskReported) -> None:
+    def report(self, twin: Twin, report: membership.TaskReported) -> None:
         if twin.alive and self.twins[twin.task] is twin:
             self.tell(report)
 
@@ -185,7 +187,7 @@ class World:
     def leave(self, twin: Twin) -> None:
         twin.alive, twin.left = False, True
         # The connection of a process that ends is closed, and that is never lost.
-        self.after(self.chance.uniform(0.0, 0.2), lambda: self.tell(scaling.TaskGone(self.now_s, twin.task)))
+        self.after(self.chance.uniform(0.0, 0.2), lambda: self.tell(membership.TaskGone(self.now_s, twin.task)))
 
     def vanish(self, twin: Twin) -> None:
         if twin.alive:
@@ -193,7 +195,7 @@ class World:
 
     def kill(self, task: TaskName) -> None:
         self.twins[task].alive = False
-        self.after(0.05, lambda: self.tell(scaling.TaskGone(self.now_s, task)))
+        self.after(0.05, lambda: self.tell(membership.TaskGone(self.now_s, task)))
 
     def work_worker(self, twin: Twin, view: View) -> None:
         if twin.step < 0:
@@ -301,12 +303,12 @@ def world_of(
 ) -> World:
     world = World(random.Random(seed), steps, loss, Scaling(first, 0.0, start_step, CONFIG))
     world.version = [start_step] * len(BLOCKS)
-    world.tell(scaling.ModelDescribed(0.0, BLOCKS, steps, asynchronous))
+    world.tell(membership.ModelDescribed(0.0, BLOCKS, steps, asynchronous))
     for task in first:
         world.start(task, world.chance.uniform(0.0, 2.0))
 
     def tick() -> None:
-        world.tell(scaling.Tick(world.now_s))
+        world.tell(membership.Tick(world.now_s))
         world.after(0.1, tick)
 
     tick()
@@ -369,13 +371,13 @@ def test_a_job_finishes_with_every_step_taken_once_whatever_is_resized_lost_or_l
         for task in wanted:
             if task not in world.twins or world.twins[task].left:
                 world.start(task, world.chance.uniform(0.0, 0.5))
-        world.tell(scaling.ScaleRequested(world.now_s, seq, wanted, 10.0))
+        world.tell(membership.ScaleRequested(world.now_s, seq, wanted, 10.0))
         until_s = world.now_s + 30.0
         while seq not in world.answers and world.now_s < until_s:
             world.run(world.now_s + 0.1)
         answer = world.answers[seq]
         if answer.ok:
-            assert answer.tasks == tuple(sorted(wanted, key=scaling.index_of))
+            assert answer.tasks == tuple(sorted(wanted, key=index_of))
         # As an executor does: tasks that are not members any more are gone before the next order.
         until_s = world.now_s + 60.0
         while not world.core.ended and any(
@@ -420,10 +422,10 @@ def test_no_order_of_good_byes_at_the_end_is_taken_for_a_crash(
     for task in wanted:
         if task not in first:
             world.start(task, world.chance.uniform(0.0, 0.5))
-    world.tell(scaling.ScaleRequested(world.now_s, 1, wanted, 5.0))
+    world.tell(membership.ScaleRequested(world.now_s, 1, wanted, 5.0))
     world.run_out()
 
-    assert world.end == scaling.End(Phase.FINISHED, "")
+    assert world.end == membership.End(Phase.FINISHED, "")
     assert 1 in world.answers
     assert world.core.checkpoint_step == steps
     check_history(world)
@@ -449,7 +451,7 @@ def test_a_death_at_any_moment_of_a_resize_ends_the_attempt_or_the_resize_but_ne
     for task in wanted:
         if task not in first:
             world.start(task, world.chance.uniform(0.0, 1.0))
-    world.tell(scaling.ScaleRequested(world.now_s, 1, wanted, 5.0))
+    world.tell(membership.ScaleRequested(world.now_s, 1, wanted, 5.0))
     world.run(at_s)
     living = sorted(task for task, twin in world.twins.items() if twin.alive)
     if living:
@@ -483,13 +485,13 @@ def test_a_stop_at_any_moment_ends_the_job_with_the_checkpoint_it_was_asked_for(
     for task in wanted:
         if task not in first:
             world.start(task, world.chance.uniform(0.0, 1.0))
-    world.tell(scaling.ScaleRequested(world.now_s, 1, wanted, 5.0))
+    world.tell(membership.ScaleRequested(world.now_s, 1, wanted, 5.0))
     world.run(world.now_s + at_s)
     done = world.core.done
-    world.tell(scaling.StopRequested(world.now_s, checkpoint, 60.0))
+    world.tell(membership.StopRequested(world.now_s, checkpoint, 60.0))
     world.run_out()
 
-    assert world.end == scaling.End(Phase.STOPPED, "")
+    assert world.end == membership.End(Phase.STOPPED, "")
     assert 1 in world.answers
     if checkpoint:
         assert world.core.checkpoint_step >= done
@@ -501,7 +503,7 @@ def test_a_resize_whose_new_task_does_not_join_is_rolled_back_and_the_others_tra
     """A node that cannot start a task must cost the job nothing but the resize."""
     world = world_of(1, names("ps-0", "worker-0"), steps=300)
     world.run(3.0)
-    world.tell(scaling.ScaleRequested(world.now_s, 1, names("ps-0", "worker-0", "worker-1", "worker-2"), 2.0))
+    world.tell(membership.ScaleRequested(world.now_s, 1, names("ps-0", "worker-0", "worker-1", "worker-2"), 2.0))
     world.start(TaskName("worker-1"), 0.1)
     world.run(world.now_s + 5.0)
 
@@ -510,95 +512,95 @@ def test_a_resize_whose_new_task_does_not_join_is_rolled_back_and_the_others_tra
     assert answer.message == "worker-2 did not join in time"
     assert world.twins[TaskName("worker-1")].left, "who came for it is sent away"
     world.run_out()
-    assert world.end == scaling.End(Phase.FINISHED, "")
+    assert world.end == membership.End(Phase.FINISHED, "")
 
 
 def test_a_job_whose_first_members_do_not_come_fails_and_names_them() -> None:
     """An executor that lost a task needs its name, not a job that starts for ever."""
     core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)
-    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
-    core.handle(scaling.TaskReported(1.0, TaskName("ps-0")))
-    commands = core.handle(scaling.Tick(20.5))
+    core.handle(membership.ModelDescribed(0.0, BLOCKS, 10))
+    core.handle(membership.TaskReported(1.0, TaskName("ps-0")))
+    commands = core.handle(membership.Tick(20.5))
 
-    assert scaling.End(Phase.FAILED, "worker-0, worker-1 did not join within 20 s") in commands
+    assert membership.End(Phase.FAILED, "worker-0, worker-1 did not join within 20 s") in commands
 
 
 def test_a_job_that_stands_still_fails_and_names_the_slowest() -> None:
     """A worker that hangs in the user's code must not hold the others' machines."""
     core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)
-    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    core.handle(membership.ModelDescribed(0.0, BLOCKS, 10))
     for task in names("ps-0", "worker-0", "worker-1"):
-        core.handle(scaling.TaskReported(1.0, task))
-    core.handle(scaling.TaskReported(2.0, TaskName("worker-0"), done=1))
-    commands = core.handle(scaling.Tick(63.0))
+        core.handle(membership.TaskReported(1.0, task))
+    core.handle(membership.TaskReported(2.0, TaskName("worker-0"), done=1))
+    commands = core.handle(membership.Tick(63.0))
 
-    assert scaling.End(Phase.FAILED, "no step ended within 60 s; worker-1 is furthest behind") in commands
+    assert membership.End(Phase.FAILED, "no step ended within 60 s; worker-1 is furthest behind") in commands
 
 
 def test_a_switch_that_does_not_come_to_its_end_fails_the_job_and_names_whom_it_waits_for() -> None:
     """Whoever ordered the resize waits for its answer, and the next order for the end of this one."""
     core = Scaling(names("ps-0", "worker-0"), 0.0, 0, CONFIG)
-    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10_000))
+    core.handle(membership.ModelDescribed(0.0, BLOCKS, 10_000))
     for task in names("ps-0", "worker-0", "ps-1"):
-        core.handle(scaling.TaskReported(1.0, task))
-    core.handle(scaling.ScaleRequested(2.0, 7, names("ps-0", "ps-1", "worker-0"), 5.0))
+        core.handle(membership.TaskReported(1.0, task))
+    core.handle(membership.ScaleRequested(2.0, 7, names("ps-0", "ps-1", "worker-0"), 5.0))
     assert core.next_plan is not None
-    clock, commands, at_s = core.next_plan.from_step, list[scaling.Command](), 2.0
+    clock, commands, at_s = core.next_plan.from_step, list[membership.Command](), 2.0
     while core.phase is Phase.TRAINING and at_s < 200.0:  # steps go on, and nothing is heard of ps-1
         at_s += 1.0
-        commands = core.handle(scaling.TaskReported(at_s, TaskName("ps-0"), holds=2))
-        commands += core.handle(scaling.TaskReported(at_s, TaskName("worker-0"), done=int(at_s)))
+        commands = core.handle(membership.TaskReported(at_s, TaskName("ps-0"), holds=2))
+        commands += core.handle(membership.TaskReported(at_s, TaskName("worker-0"), done=int(at_s)))
 
     message = f"the switch at step {clock} was not complete within 60 s: ps-1"
-    assert scaling.End(Phase.FAILED, message) in commands
-    answer = next(command for command in commands if isinstance(command, scaling.AnswerScale))
+    assert membership.End(Phase.FAILED, message) in commands
+    answer = next(command for command in commands if isinstance(command, membership.AnswerScale))
     assert (answer.seq, answer.ok) == (7, False)
 
 
 def test_a_process_that_comes_under_the_name_of_a_finished_worker_is_sent_away() -> None:
     """The job waited for ever for it to take steps that were taken long ago."""
     core = Scaling(names("ps-0", "worker-0", "worker-1"), 0.0, 0, CONFIG)
-    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    core.handle(membership.ModelDescribed(0.0, BLOCKS, 10))
     for task in names("ps-0", "worker-0", "worker-1"):
-        core.handle(scaling.TaskReported(1.0, task))
-    core.handle(scaling.TaskReported(2.0, TaskName("worker-0"), done=10))
-    core.handle(scaling.TaskGone(3.0, TaskName("worker-0")))
-    commands = core.handle(scaling.TaskReported(4.0, TaskName("worker-0")))
-    assert [c.view.leave for c in commands if isinstance(c, scaling.Send) and c.task == "worker-0"] == [True]
-    for command in core.handle(scaling.TaskReported(5.0, TaskName("ps-0"), saved=10)):
-        if isinstance(command, scaling.CompleteCheckpoint):
-            core.handle(scaling.CheckpointWritten(5.0, command.step))
-    core.handle(scaling.TaskReported(6.0, TaskName("worker-1"), done=10))
-    core.handle(scaling.TaskGone(7.0, TaskName("worker-0")))
-    assert scaling.End(Phase.FINISHED, "") in core.handle(scaling.TaskGone(8.0, TaskName("worker-1")))
+        core.handle(membership.TaskReported(1.0, task))
+    core.handle(membership.TaskReported(2.0, TaskName("worker-0"), done=10))
+    core.handle(membership.TaskGone(3.0, TaskName("worker-0")))
+    commands = core.handle(membership.TaskReported(4.0, TaskName("worker-0")))
+    assert [c.view.leave for c in commands if isinstance(c, membership.Send) and c.task == "worker-0"] == [True]
+    for command in core.handle(membership.TaskReported(5.0, TaskName("ps-0"), saved=10)):
+        if isinstance(command, membership.CompleteCheckpoint):
+            core.handle(membership.CheckpointWritten(5.0, command.step))
+    core.handle(membership.TaskReported(6.0, TaskName("worker-1"), done=10))
+    core.handle(membership.TaskGone(7.0, TaskName("worker-0")))
+    assert membership.End(Phase.FINISHED, "") in core.handle(membership.TaskGone(8.0, TaskName("worker-1")))
 
 
 def test_a_script_may_take_its_time_after_the_last_step() -> None:
     """A long evaluation of the trained model is no standstill."""
     core = Scaling(names("ps-0", "worker-0"), 0.0, 0, CONFIG)
-    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    core.handle(membership.ModelDescribed(0.0, BLOCKS, 10))
     for task in names("ps-0", "worker-0"):
-        core.handle(scaling.TaskReported(1.0, task))
-    core.handle(scaling.TaskReported(2.0, TaskName("worker-0"), done=10))
-    saves = core.handle(scaling.TaskReported(2.0, TaskName("ps-0"), saved=10))
+        core.handle(membership.TaskReported(1.0, task))
+    core.handle(membership.TaskReported(2.0, TaskName("worker-0"), done=10))
+    saves = core.handle(membership.TaskReported(2.0, TaskName("ps-0"), saved=10))
     for command in saves:
-        assert isinstance(command, scaling.CompleteCheckpoint)
-        core.handle(scaling.CheckpointWritten(3.0, command.step))
-    core.handle(scaling.Tick(3000.0))
+        assert isinstance(command, membership.CompleteCheckpoint)
+        core.handle(membership.CheckpointWritten(3.0, command.step))
+    core.handle(membership.Tick(3000.0))
     before = core.phase
-    core.handle(scaling.TaskGone(3001.0, TaskName("worker-0")))
+    core.handle(membership.TaskGone(3001.0, TaskName("worker-0")))
     assert (before, core.phase) == (Phase.TRAINING, Phase.FINISHED)
 
 
 def test_the_last_checkpoint_not_written_fails_the_job_and_any_other_does_not() -> None:
     """A training whose result cannot be kept has not succeeded."""
     core = Scaling(names("ps-0", "worker-0"), 0.0, 0, CONFIG)
-    core.handle(scaling.ModelDescribed(0.0, BLOCKS, 10))
+    core.handle(membership.ModelDescribed(0.0, BLOCKS, 10))
     for task in names("ps-0", "worker-0"):
-        core.handle(scaling.TaskReported(1.0, task))
-    core.handle(scaling.CheckpointFailed(2.0, 5, "disk full"))
+        core.handle(membership.TaskReported(1.0, task))
+    core.handle(membership.CheckpointFailed(2.0, 5, "disk full"))
     assert core.phase is Phase.TRAINING
-    core.handle(scaling.CheckpointFailed(3.0, 10, "disk full"))
+    core.handle(membership.CheckpointFailed(3.0, 10, "disk full"))
     assert (core.phase, core.message) == (Phase.FAILED, "the last checkpoint could not be written: disk full")
 
 

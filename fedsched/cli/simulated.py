@@ -24,7 +24,8 @@ from fedsched.files import refuse_clashes, write_all
 from fedsched.sim import running
 from fedsched.sim.comparing import Arm, Difference, Interval, Summary, differences, summarise
 from fedsched.sim.lessons import Taught
-from fedsched.sim.results import RunResult, write_csv, write_parquet
+from fedsched.sim.result_files import write_csv, write_parquet
+from fedsched.sim.results import RunResult
 from fedsched.sim.running import Request, lost
 from fedsched.sim.swarm import judge_seed, lost_verdict
 from fedsched.sim.sweep import Engine, sweep

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedsched.sim.results import RunResult
 
 CONFIDENCE = 0.95
@@ -276,3 +278,45 @@ def _gaps(pairs: _Pairs) -> _Jcts:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def runs_of(runs: Sequence[RunResult], arm: Arm) -> list[RunResult]:
+    """Those of one arm, seed by seed."""
+    return [run for run in runs if Arm(run.experiment, run.policy) == arm]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSummary:
+    """One cluster under one arm, over all of its seeds."""
+
+    cluster: str
+    arm: Arm
+    jobs: int
+    avg_jct_s: float | None
+    avg_queued_s: float
+    utilisation: float
+
+
+def cluster_summaries(runs: Sequence[RunResult]) -> list[ClusterSummary]:
+    """Every cluster under every arm that ran there, by cluster."""
+    clusters = sorted({one.cluster for run in runs for one in run.series})
+    found = (_cluster_summary(cluster, arm, runs_of(runs, arm)) for cluster in clusters for arm in arms(runs))
+    return [summary for summary in found if summary is not None]
+
+
+def _cluster_summary(cluster: str, arm: Arm, runs: Sequence[RunResult]) -> ClusterSummary | None:
+    series = [one for run in runs for one in run.series if one.cluster == cluster]
+    if not series:
+        return None
+    here = [np.array([place == cluster for place in run.jobs.cluster], dtype=bool) for run in runs]
+    done = [run.jobs.jct_s[mask & run.jobs.succeeded] for run, mask in zip(runs, here, strict=True)]
+    jcts_s = np.concatenate(done)
+    queued_s = np.concatenate([run.jobs.spent_s[mask, 0] for run, mask in zip(runs, here, strict=True)])
+    return ClusterSummary(
+        cluster=cluster,
+        arm=arm,
+        jobs=sum(int(mask.sum()) for mask in here),
+        avg_jct_s=float(jcts_s.mean()) if len(jcts_s) else None,
+        avg_queued_s=float(queued_s.mean()) if len(queued_s) else 0.0,
+        utilisation=float(np.mean([one.utilisation.mean() if len(one.levels) else 0.0 for one in series])),
+    )

@@ -19,6 +19,7 @@ from fedsched.policy.registry import LEARNED_SPEED, heuristic
 from fedsched.policy.speed_pool import Pool
 from fedsched.runtime.loop import Observer
 from fedsched.sim.cluster import Rules, Setup
+from fedsched.sim.collecting import Collector
 from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
 from fedsched.sim.federation import Federation, LearningMember, Member, Sharing, first_standing
 from fedsched.sim.federation_config import AwayConfig, FederationSectionConfig, LinkConfig, MemberConfig, SpoilConfig
@@ -26,7 +27,6 @@ from fedsched.sim.federation_judges import FederationJudge, judge_versions
 from fedsched.sim.federation_link import Errands
 from fedsched.sim.judges import Judges
 from fedsched.sim.ports import SimulatedJob
-from fedsched.sim.results import Collector
 from fedsched.sim.seeds import apart
 from fedsched.sim.speed import SPEEDS
 from fedsched.sim.speeds.analytic import AnalyticSpeeds

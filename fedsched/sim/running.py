@@ -27,12 +27,13 @@ from fedsched.policy.reference import Informed
 from fedsched.policy.registry import heuristic, make
 from fedsched.runtime.loop import Observer
 from fedsched.sim.cluster import Rules, Setup
+from fedsched.sim.collecting import Collector
 from fedsched.sim.deadline import Abandoned, StepDeadline
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.federation_results import FederationResult
 from fedsched.sim.judges import BrokenPromise, Judges
 from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
-from fedsched.sim.results import Collector, Jobs, RunResult
+from fedsched.sim.results import Jobs, RunResult
 from fedsched.sim.speeds.costs import Costs
 from fedsched.sim.speeds.oracle import oracle
 from fedsched.sim.workers import INTERRUPTED, Share

@@ -23,12 +23,12 @@ from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 from fedsched.policy.oracle_greedy import OracleGreedy, OracleGreedyOptions
 from fedsched.policy.speed_pool import Pool
 from fedsched.runtime.loop import Observer
+from fedsched.sim.collecting import Collector
 from fedsched.sim.comparing import Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.federation import Federation, Sharing, first_standing
 from fedsched.sim.federation_config import FederationSectionConfig, MemberConfig
 from fedsched.sim.federation_link import Errands
-from fedsched.sim.results import Collector
 from fedsched.sim.running import Request, build, run_whole
 from fedsched.sim.seeds import apart
 from fedsched.sim.world import World

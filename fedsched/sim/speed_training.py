@@ -11,9 +11,9 @@ from fedsched.core.ids import ClusterName
 from fedsched.core.speeds import SpeedStatistics
 from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 from fedsched.policy.oracle_greedy import LowerBound, OracleGreedy, OracleGreedyOptions
+from fedsched.sim.collecting import Collector
 from fedsched.sim.comparing import Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.results import Collector
 from fedsched.sim.running import Request, build, run_whole
 
 Tell = Callable[[str], None]

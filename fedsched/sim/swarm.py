@@ -9,9 +9,9 @@ from fedsched.core.events import Event
 from fedsched.core.ids import stream
 from fedsched.policy.registry import HEURISTICS, heuristic
 from fedsched.sim.cluster import Rules
+from fedsched.sim.collecting import Collector
 from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
 from fedsched.sim.judges import Judges
-from fedsched.sim.results import Collector
 from fedsched.sim.workers import Share
 from fedsched.sim.workload import Scenario, draw_scenario
 from fedsched.sim.world import CLUSTER, USUAL_COSTS, run_scenario

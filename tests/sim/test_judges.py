@@ -25,8 +25,8 @@ from fedsched.core.job import (
     task_name,
 )
 from fedsched.core.resources import Resources
+from fedsched.sim.collecting import Collector
 from fedsched.sim.judges import BrokenPromise, Judges
-from fedsched.sim.results import Collector
 
 NODE = NodeName("n")
 P = JobPhase

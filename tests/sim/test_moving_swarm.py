@@ -16,10 +16,10 @@ from fedsched.core.resources import Resources
 from fedsched.policy.plugins import make
 from fedsched.sim import world
 from fedsched.sim.cluster import Rules, Setup
+from fedsched.sim.collecting import Collector
 from fedsched.sim.faults import Faults, draw_plan
 from fedsched.sim.judges import Judges
 from fedsched.sim.ports import Setting, SimulatedJob
-from fedsched.sim.results import Collector
 
 CLUSTER = ClusterName("typed")
 NODES = tuple(

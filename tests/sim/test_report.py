@@ -12,7 +12,9 @@ import pytest
 
 from fedsched.config import parse
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.report import COLOURS, SPENT_COLOURS, THEMED, readable, write_report
+from fedsched.sim.figures import readable
+from fedsched.sim.plots import COLOURS, SPENT_COLOURS, THEMED
+from fedsched.sim.report import write_report
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import Request, lost, perform
 

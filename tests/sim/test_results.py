@@ -17,17 +17,10 @@ from fedsched.core.events import JobAssigned, SlotStarted
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Range, Reason, Transition
 from fedsched.core.resources import Resources
+from fedsched.sim.collecting import LANES_MAX, POINTS_MAX, Collector
 from fedsched.sim.experiment import ExperimentConfig
-from fedsched.sim.results import (
-    COLUMNS,
-    LANES_MAX,
-    POINTS_MAX,
-    Collector,
-    RunResult,
-    together,
-    write_csv,
-    write_parquet,
-)
+from fedsched.sim.result_files import COLUMNS, write_csv, write_parquet
+from fedsched.sim.results import RunResult, together
 from fedsched.sim.running import Request, perform
 
 NODE = Node(NodeName("n"), Resources(cpu_milli=8000, memory_mib=8192, gpu_milli=4000))

@@ -16,7 +16,7 @@ from fedsched.sim.traces.names import SPEEDS, TraceFormat
 
 if TYPE_CHECKING:
     from fedsched.adapters.spans import SpanRecord
-    from fedsched.sim.fitting import Goodness
+    from fedsched.sim.fit_goodness import Goodness
     from fedsched.sim.traces.record import Refusal, Refusals
 
 NAMED_MAX = 20
@@ -217,7 +217,7 @@ def fit(
     output: Output = Format.TABLE,
 ) -> None:
     """Fit a generator of jobs to a trace, and tell how alike the trace and drawn jobs are."""
-    from fedsched.sim import fitting
+    from fedsched.sim import fit_goodness, fitting, trace_fit
     from fedsched.sim.traces import formats
     from fedsched.sim.traces.record import Refusals
 
@@ -226,8 +226,8 @@ def fit(
     _name(refused, None)
     groups = fitting.By(by.value)
     parameters = fitting.fit(jobs, name or file.name.removesuffix(".gz").removesuffix(".csv"), groups)
-    fitting.save(out, parameters)
-    found = fitting.goodness(parameters, jobs, groups)
+    trace_fit.save(out, parameters)
+    found = fit_goodness.goodness(parameters, jobs, groups)
     if not emit(found, output, [item.cluster for item in found]):
         _show_goodness(found)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedsched.cli.trace import ByName
-from fedsched.sim.fitting import By, load_fit
+from fedsched.sim.fitting import By
+from fedsched.sim.trace_fit import load_fit
 from tests.cli.conftest import Run
 
 TRACE = "job_id,num_gpu,submit_s,duration_s\na,8,0,3600\nb,x,10,5\nc,4,100,1800\nd,0,100,5\n"

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from fedsched.config import Tree
 from fedsched.errors import InvalidTrace, NotFound
-from fedsched.sim import datafiles, fitting
+from fedsched.sim import datafiles, fit_drawing, trace_fit
 from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.traces import gavel
 from fedsched.sim.traces.demand import Demand, demand_of
@@ -216,7 +216,7 @@ class FittedWorkloadConfig(Tree):
             NotFound: there are no such parameters, or no such cluster in them.
             InvalidConfiguration: the parameters have problems.
         """
-        fit = fitting.load_fit(self.fit, base)
+        fit = trace_fit.load_fit(self.fit, base)
         names = [cluster.name for cluster in fit.clusters]
         for name in self.clusters:
             if name not in names:
@@ -225,7 +225,7 @@ class FittedWorkloadConfig(Tree):
         return FittedWorkload(self, tuple(copy for cluster in chosen for copy in _copies(cluster, self.copies)))
 
 
-def _copies(cluster: fitting.ClusterFit, count: int) -> list[fitting.ClusterFit]:
+def _copies(cluster: trace_fit.ClusterFit, count: int) -> list[trace_fit.ClusterFit]:
     if count == 1:
         return [cluster]
     return [cluster.model_copy(update={"name": f"{cluster.name}-{number}"}) for number in range(1, count + 1)]
@@ -236,18 +236,18 @@ class FittedWorkload:
     """Jobs drawn from fitted parameters: others for each seed, and no more of them in memory than a chunk."""
 
     config: FittedWorkloadConfig
-    clusters: tuple[fitting.ClusterFit, ...]
+    clusters: tuple[trace_fit.ClusterFit, ...]
 
     @property
     def shape(self) -> GangShape:
         """How GPUs become tasks."""
         return self.config.shape.shape()
 
-    def chunks(self, seed: int) -> Iterator[fitting.Drawn]:
+    def chunks(self, seed: int) -> Iterator[fit_drawing.Drawn]:
         """The jobs as columns, in order of arrival."""
         days = math.inf if self.config.days is None else self.config.days
         left = math.inf if self.config.jobs is None else self.config.jobs
-        for chunk in fitting.draw(self.clusters, seed, rate=self.config.rate, days=days):
+        for chunk in fit_drawing.draw(self.clusters, seed, rate=self.config.rate, days=days):
             if len(chunk) >= left:
                 yield chunk.first(int(left))
                 return

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from fedsched.errors import InvalidConfiguration, InvalidTrace, NotFound
-from fedsched.sim import fitting
-from fedsched.sim.fitting import By, ClusterFit, Drawn, Floats, SizeClass
+from fedsched.sim import fit_drawing, fit_goodness, fitting, trace_fit
+from fedsched.sim.fit_drawing import Drawn
+from fedsched.sim.fitting import By
+from fedsched.sim.trace_fit import ClusterFit, Floats, SizeClass
 from fedsched.sim.traces.record import TraceJob
 from tests.sim.traces.public import shipped_trace
 
@@ -24,12 +26,12 @@ ENOUGH_JOBS = 1_000
 
 def drawn(clusters: tuple[ClusterFit, ...], seed: int, days: float, rate: float = 1.0) -> Drawn:
     """All chunks in one."""
-    chunks = list(fitting.draw(clusters, seed, rate=rate, days=days))
+    chunks = list(fit_drawing.draw(clusters, seed, rate=rate, days=days))
     names = ("submit_s", "duration_s", "gpus", "cluster")
     return Drawn(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in names))
 
 
-@pytest.mark.parametrize("name", fitting.shipped())
+@pytest.mark.parametrize("name", trace_fit.shipped())
 def test_shipped_parameters_are_those_of_their_trace_and_draw_jobs_like_it(name: str, data_dir: Path) -> None:
     """Whoever simulates without data must get the load, sizes, durations and bursts of the clusters named.
 
@@ -38,10 +40,10 @@ def test_shipped_parameters_are_those_of_their_trace_and_draw_jobs_like_it(name:
     factor of 1.6, which was 1.9 before classes had bursts of their own, with waits up to thirty times too long.
     """
     jobs, source, by = shipped_trace(name, data_dir)
-    parameters = fitting.load_fit(name)
+    parameters = trace_fit.load_fit(name)
 
     assert fitting.fit(jobs, source, by) == parameters
-    for found in fitting.goodness(parameters, jobs, by):
+    for found in fit_goodness.goodness(parameters, jobs, by):
         enough = found.jobs >= ENOUGH_JOBS
         assert found.duration_ks < 0.05, found
         assert found.gpus_tv < 0.04, found
@@ -61,7 +63,7 @@ def test_queues_on_drawn_jobs_are_like_those_on_the_trace(data_dir: Path) -> Non
     """
     jobs, source, by = shipped_trace("itp", data_dir)
     groups = fitting.grouped(jobs, source, by)
-    for cluster in fitting.load_fit("itp").clusters:
+    for cluster in trace_fit.load_fit("itp").clusters:
         real = sorted(groups[cluster.name], key=lambda job: job.submit_s)
         submit_s, duration_s, gpus = (
             np.array([getattr(job, name) for job in real], dtype=np.float64)
@@ -165,7 +167,7 @@ def test_any_exponent_gives_durations_that_rise_within_bounds(exponent: float) -
 
 def test_a_cluster_draws_the_same_jobs_whoever_is_beside_it() -> None:
     """Adding a cluster to a scenario must not change what the others are tested with."""
-    clusters = fitting.load_fit("itp").clusters
+    clusters = trace_fit.load_fit("itp").clusters
     alone = drawn(clusters[3:4], seed=7, days=90)
     beside = drawn(clusters, seed=7, days=90)
 
@@ -200,7 +202,7 @@ def test_the_same_seed_draws_the_same_jobs_in_fresh_interpreters() -> None:
 
 def test_chunks_follow_each_other_in_time_without_end() -> None:
     """A million jobs are never in memory at once; the world must get them in order all the same."""
-    chunks = fitting.draw(fitting.load_fit("itp").clusters, seed=1)
+    chunks = fit_drawing.draw(trace_fit.load_fit("itp").clusters, seed=1)
     first, second = next(chunks), next(chunks)
 
     assert len(first) > 10_000
@@ -231,12 +233,12 @@ def test_a_cluster_with_too_few_jobs_is_left_out_and_the_others_are_fitted() -> 
 
 def test_parameters_are_saved_and_loaded_whole(tmp_path: Path) -> None:
     """Parameters of somebody's own trace are a file like those that ship."""
-    parameters = fitting.load_fit("helios-venus")
-    fitting.save(tmp_path / "mine.yaml", parameters)
+    parameters = trace_fit.load_fit("helios-venus")
+    trace_fit.save(tmp_path / "mine.yaml", parameters)
 
-    assert fitting.load_fit("mine.yaml", tmp_path) == parameters
+    assert trace_fit.load_fit("mine.yaml", tmp_path) == parameters
     with pytest.raises(NotFound, match="the package has helios-venus, itp, philly"):
-        fitting.load_fit("none")
+        trace_fit.load_fit("none")
 
 
 @pytest.mark.parametrize(
@@ -256,19 +258,19 @@ def test_parameters_that_are_no_distribution_are_told_by_their_field(
 ) -> None:
     """They would draw jobs, only not those meant."""
     text, changed = re.subn(
-        rf"\b{field}: .*", f"{field}: {value}", (fitting.SHIPPED / "helios-venus.yaml").read_text(), count=1
+        rf"\b{field}: .*", f"{field}: {value}", (trace_fit.SHIPPED / "helios-venus.yaml").read_text(), count=1
     )
     assert changed
     path = tmp_path / "bad.yaml"
     path.write_text(text)
 
     with pytest.raises(InvalidConfiguration, match=problem):
-        fitting.load_fit(str(path))
+        trace_fit.load_fit(str(path))
 
 
 def test_a_rate_of_arrival_scales_the_load_and_nothing_else() -> None:
     """Load sweeps compare the same kind of jobs, in the same busy and quiet days."""
-    clusters = fitting.load_fit("itp").clusters[3:4]
+    clusters = trace_fit.load_fit("itp").clusters[3:4]
     once, twice = (drawn(clusters, seed=2, days=150, rate=rate) for rate in (1.0, 2.0))
 
     assert len(twice) / len(once) == pytest.approx(2, rel=0.05)

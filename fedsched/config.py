@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from fedsched import yamlfile
 from fedsched.core.cluster import Node
 from fedsched.core.gate import GateRule
-from fedsched.core.ids import NodeName
+from fedsched.core.ids import NAME_PATTERN, NodeName
 from fedsched.core.resources import Resources
 from fedsched.core.rounds import RoundRules
 from fedsched.core.versions import AcceptRule
@@ -31,7 +31,7 @@ from fedsched.errors import InvalidConfiguration
 from fedsched.policy import plugins
 from fedsched.yamlfile import shown
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
 
 NodeText = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from fedsched import __version__
 from fedsched.adapters import rpc
 from fedsched.adapters.flower import node_of
 from fedsched.adapters.flower_grid import StreamGrid
-from fedsched.core.ids import ClusterName
+from fedsched.core.ids import NAME_PATTERN, ClusterName
 from fedsched.errors import FedschedError, StoreUnavailable
 from fedsched.federation.source import WIRE_VERSION, Hello, PolicyOffer
 from fedsched.pb import federation_pb2 as pb
@@ -26,6 +27,9 @@ HELLO_S = 10.0
 """A stream on which no hello came by then is closed."""
 OUTGOING_MAX = 16
 """Messages that may wait for a slow agent; with more its stream is closed, and it connects again."""
+
+
+_NAME = re.compile(NAME_PATTERN)
 
 
 class Membership(Protocol):
@@ -201,6 +205,8 @@ class FederationServer(pb_grpc.FederationServicer):
         refusal = _skew(said) or self._other_policy(said)
         if refusal is not None:
             return self._refuse(connection, said, refusal)
+        if not _NAME.fullmatch(said.cluster) or connection.cluster not in (None, said.cluster):
+            raise ValueError(f"it is of a cluster {said.cluster[:100]!r}, which is no name or not the one of before")
         hello = Hello(
             ClusterName(said.cluster), said.term, said.agent_version, said.policy, said.policy_version, said.samples
         )

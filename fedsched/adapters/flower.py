@@ -83,8 +83,16 @@ def to_record(arrays: Arrays) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """The named arrays in a Flower record."""
-    return {name: record[name].numpy() for name in sorted(record)}
+    """The named arrays in a Flower record.
+
+    Raises:
+        Exception: of many kinds, where numpy cannot read one: its own, a tokenizer's, one of too little memory.
+    """
+    arrays = {name: record[name].numpy() for name in sorted(record)}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy also reads archives of arrays
+            raise ValueError(f"array {name} is a {type(array).__name__}")
+    return arrays
 
 
 def request_content(arrays: ArrayRecord, request: GradientRequest) -> RecordDict:
@@ -141,7 +149,7 @@ def read_reply(message: Message) -> GradientReply:
     """
     try:
         return _read_reply(message.content)
-    except (KeyError, TypeError, ValueError, EOFError) as problem:
+    except Exception as problem:  # whatever a stranger's arrays lead to, see `from_record`
         raise ValueError(f"the answer cannot be read: {problem!r}") from problem
 
 

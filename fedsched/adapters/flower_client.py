@@ -38,8 +38,12 @@ def client_app(hello: Callable[[], Hello], learner: GradientSource) -> ClientApp
 
 
 def decline(message: Message, term: int, why: str) -> Message:
-    """An answer that gives nothing, without asking the learner."""
-    _, request = flower.read_request(message.content)
+    """An answer that gives nothing, without asking the learner; an error where the question cannot be read."""
+    try:
+        _, request = flower.read_request(message.content)
+    except Exception as problem:  # an aggregator of another version must not end the agent
+        _log.warning("a question of the aggregator cannot be read: %r", problem)
+        return flower.failed_reply(message, f"the question cannot be read: {problem!r}")
     return Message(flower.reply_content(exchange.decline(term, request, why)), reply_to=message)
 
 

@@ -14,7 +14,7 @@ from fedsched import tracing
 from fedsched.controller.cache import Cache
 from fedsched.controller.history import History
 from fedsched.core.cluster import Assignment
-from fedsched.core.ids import JobId
+from fedsched.core.ids import NAME_PATTERN, JobId
 from fedsched.core.job import (
     EPOCHS_MAX,
     LENGTH_MAX_S,
@@ -40,7 +40,7 @@ SPEC_BYTES_MAX = 64 * 1024
 CACHE_S = 5.0
 """Longest wait until the own write is seen in the cache."""
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_NAME = re.compile(NAME_PATTERN)
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 

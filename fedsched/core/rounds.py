@@ -16,6 +16,12 @@ from fedsched.core.ids import ClusterName
 from fedsched.core.record import Record
 
 
+TEXT_CHARS_MAX = 500
+"""So much of what a cluster says is kept: the store takes no record above 1.5 MB, and without its record no round ends."""
+METRICS_MAX = 16
+"""So many of a contribution's metrics are kept."""
+
+
 class RoundOutcome(StrEnum):
     """How a round ended; stable names, part of the public interface."""
 
@@ -392,7 +398,7 @@ class Rounds:
                 held = self._collecting(number)
                 if held is None or cluster not in held.waits_for():
                     return []
-                held.absent[cluster] = Absentee(cluster, absence, why)
+                held.absent[cluster] = Absentee(cluster, absence, _shortened(why))
                 return self._close_if_complete(held, now_s)
             case DeadlinePassed(number, now_s):
                 held = self._collecting(number)
@@ -440,13 +446,14 @@ class Rounds:
             return [RejectUpdate(event.number, event.cluster, "it was not asked in this round")]
         if event.cluster not in held.waits_for():
             return []  # The same answer twice; the first one counts.
-        why = self._fault(event, held)
+        why = _shortened(self._fault(event, held))
         if why:
             held.absent[event.cluster] = Absentee(event.cluster, Absence.REJECTED, why)
             reject: list[RoundCommand] = [RejectUpdate(event.number, event.cluster, why)]
             return reject + self._close_if_complete(held, event.now_s)
+        metrics = tuple((name, value) for name, value in event.metrics if len(name) <= TEXT_CHARS_MAX)[:METRICS_MAX]
         held.contributions[event.cluster] = Contribution(
-            event.cluster, event.term, event.samples, event.norm, event.metrics
+            event.cluster, event.term, event.samples, event.norm, metrics
         )
         return self._close_if_complete(held, event.now_s)
 
@@ -549,3 +556,7 @@ class Rounds:
             found = "none is open" if held is None else f"round {held.number} is {held.stage.value}"
             raise AssertionError(f"round {number} was to be {stage.value}, but {found}")
         return held
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]} ..."

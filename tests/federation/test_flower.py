@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import threading
@@ -9,16 +11,19 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsched.adapters import flower
+from fedsched.adapters.flower import reply_content
 from fedsched.adapters.flower_client import answer, client_app, decline
 from fedsched.adapters.flower_grid import StreamGrid
 from fedsched.core.ids import ClusterName
-from fedsched.federation.exchange import GradientRequest
+from fedsched.federation.exchange import GradientReply, GradientRequest
 from fedsched.federation.source import Arrays, Declined, Gradient, Hello
 from tests.live.federation import Update
 
@@ -168,6 +173,72 @@ def test_a_reply_with_other_contents_is_a_value_error() -> None:
     for content in (RecordDict(), RecordDict({"config": ConfigRecord({"term": "x"})})):
         with pytest.raises(ValueError, match="cannot be read"):
             flower.read_reply(Message(content, reply_to=message))
+
+
+def npy(header: str) -> bytes:
+    """A numpy file with this header and no data."""
+    text = header.encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def archive() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=ARRAYS["a"])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(archive(), id="an archive of arrays"),
+        pytest.param(archive()[:40], id="half an archive"),
+        pytest.param(npy("(((("), id="a header that no tokenizer ends"),
+        pytest.param(npy("__import__('os')"), id="a header that is code"),
+        pytest.param(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (10**12,)}"), id="a header that computes"),
+        pytest.param(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000000,)}"), id="40 petabytes"),
+        pytest.param(npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), id="objects"),
+    ],
+)
+def test_arrays_that_cannot_be_read_are_a_value_error(data: bytes) -> None:
+    """numpy has an exception of another kind for each of them; one that got through ended the aggregator."""
+    (message,) = Loop().ask(1)
+    whole = reply_content(GradientReply(3, 7, ARRAYS, 10, (), ""))
+    whole.array_records["gradients"]["b"] = Array("float32", (2, 3), "numpy.ndarray", data)
+
+    with pytest.raises(ValueError, match="cannot be read"):
+        flower.read_reply(flower.from_bytes(flower.to_bytes(Message(whole, reply_to=message))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(min_value=0), st.binary(max_size=4), st.integers(0, 20)), min_size=1, max_size=4)
+)
+def test_an_answer_with_flipped_bytes_is_an_answer_or_a_value_error(
+    changes: list[tuple[int, bytes, int]],
+) -> None:
+    """Whatever a faulty agent's memory or a stranger makes of an answer, the round goes on without it."""
+    (message,) = Loop().ask(1)
+    data = flower.to_bytes(Message(reply_content(GradientReply(3, 7, ARRAYS, 10, (), "")), reply_to=message))
+    for place, put, cut in changes:
+        place %= len(data)
+        data = data[:place] + put + data[place + cut :]
+
+    with contextlib.suppress(ValueError):
+        read = flower.read_reply(flower.from_bytes(data))
+        assert all(isinstance(array, np.ndarray) for array in read.gradients.values())
+
+
+def test_a_question_that_cannot_be_read_is_answered_with_an_error() -> None:
+    """An aggregator of another make must not end the agent that is busy or free: its cluster's jobs need it."""
+    question = Message(RecordDict({"config": ConfigRecord({"other": 1})}), 1, flower.TRAIN)
+
+    for reply in (
+        decline(question, 3, "busy"),
+        answer(client_app(hello, Source()), question, flower.context(1)),
+    ):
+        assert reply.has_error()
 
 
 def test_flowers_own_strategy_runs_over_our_grid() -> None:

@@ -195,6 +195,28 @@ def test_the_same_update_twice_counts_once() -> None:
     assert [entry.samples for entry in given] == [50, 50]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        UpdateWithheld(4, EAST, Absence.DECLINED, "a" * 2_000_000, 1061.0),
+        UpdateWithheld(4, EAST, Absence.MISSING, "a" * 2_000_000, 1061.0),
+        update(EAST, misfit="array " + "a" * 2_000_000 + " is not one of the policy's"),
+        update(EAST, metrics=tuple((f"metric-{number:06d}", 1.0) for number in range(100_000))),
+        update(EAST, metrics=(("a" * 2_000_000, 1.0), ("loss", 1.0))),
+    ],
+)
+def test_what_a_cluster_says_of_itself_never_makes_a_record_too_large_to_keep(
+    event: UpdateWithheld | UpdateArrived,
+) -> None:
+    """The store refuses a large record; one talkative agent would have ended the aggregator in every round."""
+    core = begun(EAST, NORTH, WEST)
+    told = [*core.handle(event), *core.handle(update(NORTH)), *core.handle(update(WEST))]
+    kept = record(core.handle(Combined(4, WEIGHTS, 1070.0)))
+
+    assert len(codec.dumps(kept)) < 4000
+    assert all(len(command.why) < 1000 for command in told if isinstance(command, RejectUpdate))
+
+
 def test_a_late_or_unasked_update_is_thrown_away() -> None:
     """It was computed from weights that are no longer in force."""
     core = begun(EAST, WEST)

@@ -462,6 +462,20 @@ def test_nonsense_on_a_stream_ends_that_stream_only(store: MemoryStore, tmp_path
             assert running.round(1).outcome is RoundOutcome.COMBINED
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "../east", "EAST", "e" * 64, "e" * 2_000_000])
+def test_an_agent_of_no_cluster_takes_no_part(store: MemoryStore, tmp_path: Path, name: str) -> None:
+    """Names are parts of keys and of every round's record; one that nothing can be called must not be among them."""
+    with aggregator(store, tmp_path, OFTEN) as running:
+        assert say(running.address, hello(cluster=name)) == []
+
+
+def test_a_stream_is_one_clusters(store: MemoryStore, tmp_path: Path) -> None:
+    """The end of a stream ends one cluster's part; another that it had spoken for would be asked for ever."""
+    with aggregator(store, tmp_path, ONCE) as running:
+        answers = say(running.address, hello(), hello(cluster="west"))
+        assert [answer.WhichOneof("body") for answer in answers] == ["welcome"]
+
+
 def test_a_client_without_an_aggregator_harms_nobody_and_closes_at_once() -> None:
     """An agent must start, schedule and stop as if there were no federation."""
     before = set(threading.enumerate())

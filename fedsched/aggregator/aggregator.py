@@ -233,6 +233,8 @@ class Aggregator:
             ", ".join(given.cluster for given in record.contributions) or "nobody",
             "; ".join(f"{gone.cluster} ({gone.why})" for gone in record.absent) or "nobody",
         )
+        if record.message:
+            _log.error("round %d made no version: %s", record.number, record.message)
         return True
 
     def _save_patiently(self, record: RoundRecord, policy: PolicyRecord | None) -> bool:

@@ -10,6 +10,7 @@ import time
 
 from fedsched.adapters.election import Election
 from fedsched.adapters.etcd import EtcdStore
+from fedsched.addresses import is_free
 from fedsched.aggregator.aggregator import Aggregator
 from fedsched.aggregator.combined import combined
 from fedsched.aggregator.policies import PolicyStore
@@ -41,6 +42,8 @@ class Service:
         self._changed = threading.Condition()
         self._stopping = False
         self._leading = False
+        self._succeeds = False
+        """Somebody led before, this process or one that it waited for: the address may be theirs for a moment yet."""
         self._aggregator: Aggregator | None = None
         self._election: Election | None = None
 
@@ -89,6 +92,7 @@ class Service:
             decided = self._changed.wait_for(lambda: self._leading or self._stopping, RETRY_S)
             if not decided:
                 _log.info("standing by until no other aggregator leads")
+                self._succeeds = True
                 self._changed.wait_for(lambda: self._leading or self._stopping)
             return not self._stopping
 
@@ -104,16 +108,30 @@ class Service:
         )
         try:
             self._hold_rounds(policies)
-        except AddressInUse:
-            raise
+        except AddressInUse as problem:
+            if not self._succeeds:
+                raise
+            self._wait_for_address(problem)
         except (Conflict, StoreUnavailable) as problem:
             _log.warning("%s", problem.message)
             # The election learns of it a little later than we do.
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or not self._leading, RETRY_S)
 
+    def _wait_for_address(self, problem: AddressInUse) -> None:
+        """Return when it is free, or there is no use for it any more.
+
+        Its holder may be an aggregator that hangs: it ends, or goes on and gives the address up. To end before it does
+        would leave the federation without any.
+        """
+        _log.warning("%s; rounds are held as soon as it is free", problem.message)
+        with self._changed:
+            while self._leading and not self._stopping and not is_free(self._config.listen):
+                self._changed.wait(RETRY_S)
+
     def _hold_rounds(self, policies: PolicyStore) -> None:
         aggregator = Aggregator(self._config, policies)
+        self._succeeds = True
         try:
             with self._changed:
                 self._aggregator = aggregator

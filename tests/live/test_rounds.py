@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -34,7 +35,7 @@ from fedsched.pb import federation_pb2_grpc as pb_grpc
 from fedsched.policy import checkpoint
 from fedsched.policy.dl2 import initial
 from fedsched.runtime import keys
-from fedsched.runtime.ports import Committed, Delete, Guard, Write
+from fedsched.runtime.ports import Committed, Delete, Guard, Put, Write
 from tests.live.federation import SHAPE, Agent, Learner, Running, agents, aggregator, gradient_of
 from tests.waiting import eventually
 
@@ -391,6 +392,25 @@ def test_a_port_in_use_is_one_clear_error(store: MemoryStore, tmp_path: Path) ->
             eventually(lambda: running.problem is not None, "the aggregator gives up")
     assert isinstance(running.problem, AddressInUse)
     assert listen in running.problem.message
+
+
+def test_a_successor_waits_for_the_address_of_one_that_hangs(
+    store: MemoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that ended because the stopped leader still held their address left the federation with none at all."""
+    leader = keys.leader("aggregator")
+    with caplog.at_level(logging.INFO), socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        store.commit((), (Put(leader, b"one that hangs"),))
+        with aggregator(store, tmp_path, ONCE, listen=listen) as running:
+            eventually(lambda: "standing by" in caplog.text, "it stands by")
+            store.commit((), (Delete(leader),))
+            eventually(lambda: "as soon as it is free" in caplog.text, "it leads without an address")
+            taken.close()
+
+            assert running.address == listen
 
 
 def test_a_policy_without_weights_is_refused(store: MemoryStore, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import itertools
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,24 @@ from typing import BinaryIO
 from fedsched.errors import Conflict, Failed, InvalidInput, of_the_world
 
 _numbers = itertools.count()
+
+
+def read_whole(path: Path, bytes_max: int) -> bytes:
+    """All of a regular file that is no larger than this. A device has no end, and a pipe may never begin.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or too large.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if found.st_size > bytes_max:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes; at most {bytes_max:,} are read", str(path))
+        return file.read(bytes_max)
 
 
 @contextmanager

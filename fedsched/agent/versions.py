@@ -42,8 +42,8 @@ from fedsched.core.versions import (
 )
 from fedsched.errors import StoreUnavailable
 from fedsched.federation.source import PolicyOffer
-from fedsched.files import write_whole
-from fedsched.policy import registry, speed_checkpoint
+from fedsched.files import read_whole, write_whole
+from fedsched.policy import checkpoint, registry, speed_checkpoint
 from fedsched.policy.installing import install
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Delete, Entry, Put, RevisionIs, Snapshot, Store, ValueIs, Write
@@ -187,22 +187,30 @@ class LiveVersions:
                 self._loop.handle(event)
 
     def _receive(self, received: _Received) -> None:
-        version = received.version
+        version, missing = received.version, received.missing or self._keep_received(received)
         self._asked.discard(version.version)
-        if not received.missing:
-            try:
-                write_whole(self._place(version.digest), received.data)
-            except OSError as problem:
-                _log.error("%s cannot be kept: %s", version, problem)
-                return
         now_s = self.now_s()
-        self._loop.handle(Offered(now_s, version) if received.offered else Arrived(now_s, version, received.missing))
+        if received.offered and not missing:
+            self._loop.handle(Offered(now_s, version))
+        else:
+            # An order that waited for what came and cannot be kept is refused: nobody would send it again.
+            self._loop.handle(Arrived(now_s, version, missing))
         awaited = self._awaited
         if awaited is not None and awaited.version.version == version.version:
-            if received.missing:
-                self._events.put(CandidateFailed(now_s, awaited, received.missing))
+            if missing:
+                self._events.put(CandidateFailed(now_s, awaited, missing))
             else:
                 self.run_shadow(awaited)
+
+    def _keep_received(self, received: _Received) -> str:
+        """Write the version's file; what keeps it from being kept, or nothing."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)  # it may have been deleted since the start
+            write_whole(self._place(received.version.digest), received.data)
+        except OSError as problem:
+            _log.error("%s cannot be kept: %s", received.version, problem)
+            return f"it cannot be kept here: {problem.strerror}"
+        return ""
 
     # --- what the versions' loop orders
 
@@ -220,17 +228,15 @@ class LiveVersions:
             writes += (Delete(keys.promotion(self._cluster, promotion.seq - HISTORY_KEPT)),)
         while True:
             try:
-                kept = self._store.commit(guards, writes).ok
+                if self._store.commit(guards, writes).ok:
+                    _log.info("%s: %s %s: %s", promotion.version, promotion.action, promotion.state, promotion.why)
+                    return True
+                entry = self._store.get(key) if is_new else None
+                return entry is not None and entry.value == writes[0].value  # type: ignore[union-attr]  # our own, retried
             except StoreUnavailable as problem:
                 _log.warning("%s waits to be kept: %s", promotion.version, problem.message)
                 if self._closing.wait(RETRY_S):
                     return False
-                continue
-            if kept:
-                _log.info("%s: %s %s: %s", promotion.version, promotion.action, promotion.state, promotion.why)
-                return True
-            entry = self._store.get(key) if is_new else None
-            return entry is not None and entry.value == writes[0].value  # type: ignore[union-attr]  # our own, retried
 
     def install(self, version: Version) -> str:
         """Have the policy decide with these weights.
@@ -243,7 +249,7 @@ class LiveVersions:
             return self._decides.digest
         path = self._find(version)
         try:
-            data = path.read_bytes()
+            data = read_whole(path, checkpoint.BYTES_MAX)
         except (OSError, ValueError) as problem:
             why = problem.strerror if isinstance(problem, OSError) else problem
             raise ValueError(f"cannot read {path}: {why}") from problem
@@ -349,9 +355,10 @@ class LiveVersions:
             return path
         copy = self._folder / "candidate.safetensors"
         try:
-            write_whole(copy, path.read_bytes())
-        except OSError as problem:
-            raise ValueError(f"cannot read {path}: {problem.strerror}") from problem
+            write_whole(copy, read_whole(path, checkpoint.BYTES_MAX))
+        except (OSError, ValueError) as problem:
+            why = problem.strerror if isinstance(problem, OSError) else problem
+            raise ValueError(f"cannot copy {path} to {copy}: {why}") from problem
         return copy
 
     def _tidy(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -60,6 +61,9 @@ class Admission:
         self._history = history
         self._actor = actor
         self._clock = clock
+        self._numbering = threading.Lock()
+        """Held by the one submission that takes the next number: hundreds at once would go on taking it from each other
+        until most of them had given up. Only other controllers are raced."""
 
     def submit(self, wanted: JobSpec, idempotency_key: str, dry_run: bool) -> Submission:
         """Admit a job, or say what would happen.
@@ -90,7 +94,8 @@ class Admission:
             raise ImpossibleJob(*refusal(spec, routing, states))
         if dry_run:
             return Submission(Job(spec, JobStatus(JobId(""))), routing, False)
-        job, created = self._create(spec, idempotency_key or uuid.uuid4().hex)
+        with self._numbering:
+            job, created = self._create(spec, idempotency_key or uuid.uuid4().hex)
         self._cache.wait_for_job(job.spec.job_id, job.status.seq, CACHE_S)
         return Submission(job, routing, created)
 

@@ -15,9 +15,8 @@ from typing import assert_never
 from fedsched.core.ids import ClusterName
 from fedsched.core.record import Record
 
-
 TEXT_CHARS_MAX = 500
-"""So much of what a cluster says is kept: the store takes no record above 1.5 MB, and without its record no round ends."""
+"""So much of a text of a cluster's is kept: the store takes no record above 1.5 MB, and no round ends without one."""
 METRICS_MAX = 16
 """So many of a contribution's metrics are kept."""
 
@@ -452,9 +451,7 @@ class Rounds:
             reject: list[RoundCommand] = [RejectUpdate(event.number, event.cluster, why)]
             return reject + self._close_if_complete(held, event.now_s)
         metrics = tuple((name, value) for name, value in event.metrics if len(name) <= TEXT_CHARS_MAX)[:METRICS_MAX]
-        held.contributions[event.cluster] = Contribution(
-            event.cluster, event.term, event.samples, event.norm, metrics
-        )
+        held.contributions[event.cluster] = Contribution(event.cluster, event.term, event.samples, event.norm, metrics)
         return self._close_if_complete(held, event.now_s)
 
     def _fault(self, event: UpdateArrived, held: OpenRound) -> str:

@@ -17,7 +17,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from fedsched.errors import CorruptCheckpoint, InvalidInput
-from fedsched.files import refuse_clashes, write_whole
+from fedsched.files import read_whole, refuse_clashes, write_whole
 from fedsched.policy import dl2
 from fedsched.policy import set as set_policy
 from fedsched.policy.learnable import Arrays, misfit
@@ -33,8 +33,10 @@ SHAPES: dict[str, type[dl2.Dl2Shape | set_policy.SetShape]] = {
 }
 """What weights may be of, by the format that their file names."""
 
-MALFORMED = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError, struct.error)
+MALFORMED = (SafetensorError, ValueError, LookupError, AttributeError, TypeError, RecursionError, struct.error)
 """What it raises to look into a file that is damaged or none of ours."""
+BYTES_MAX = 2**30
+"""Nothing larger is read: whoever may name a file may name one without end, and the reader has a cluster to serve."""
 HINT = "restore it from a backup, use the built-in weights (checkpoint: builtin), or run: fedsched train supervised"
 
 Made = Mapping[str, str | int | float]
@@ -73,7 +75,7 @@ def contents(path: Path, what: str, hint: str) -> bytes:
         CorruptCheckpoint: it cannot be.
     """
     try:
-        return path.read_bytes()
+        return read_whole(path, BYTES_MAX)
     except (OSError, ValueError) as problem:  # a name with a null character is no OSError
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise CorruptCheckpoint(f"cannot read {what} {path}: {why}", hint) from problem

@@ -35,7 +35,7 @@ from fedsched.errors import (
     VersionSkew,
 )
 from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import Guard, Put, RevisionIs
+from fedsched.runtime.ports import Entry, Guard, Put, RevisionIs
 from tests.controller.conftest import StartController
 from tests.controller.stand_in import StandInAgent
 from tests.waiting import eventually
@@ -569,3 +569,27 @@ def test_the_spans_of_a_submission_are_one_trace(store: MemoryStore, client: Job
     entry = store.get(keys.job_spec(job_id))
     assert entry is not None
     assert codec.loads(JobSpec, entry.value).traceparent == root
+
+
+class Distant(MemoryStore):
+    """A store whose answers take a while, so that whoever reads before writing is late among many."""
+
+    def get(self, key: str) -> Entry | None:
+        found = super().get(key)
+        time.sleep(0.002)
+        return found
+
+
+def test_hundreds_of_submissions_at_once_are_all_taken(start_controller: StartController, spec: JobSpec) -> None:
+    """A sweep is submitted by a loop over threads; two of five were told to try again, since each takes the next number
+    from under the others."""
+    store = Distant()
+    try:
+        StandInAgent(store, "east")
+        _, client = start_controller(store)
+        with ThreadPoolExecutor(150) as pool:
+            ids = sorted(pool.map(lambda number: int(client.submit(spec, f"run-{number}").job.spec.job_id), range(300)))
+        assert ids == list(range(1, 301))
+        assert len(client.list()) == 300
+    finally:
+        store.close()

@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 
 from fedsched import tracing
+from tests.waiting import soon
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -219,10 +220,9 @@ def test_a_dead_collector_slows_nothing_and_is_told_once(dead_endpoint: str, cap
         with tracing.span("work"):
             pass
     worked_s = time.monotonic() - start_s
-    start_s = time.monotonic()
-    tracing.shutdown()
+    with soon("it does not wait for the collector"):
+        tracing.shutdown()
 
-    assert time.monotonic() - start_s <= 3.0
     # Waiting for the collector once a batch takes this long; a busy machine alone does not.
     assert worked_s < spans / 512 * tracing.EXPORT_TIMEOUT_S
     assert len([record for record in caplog.records if dead_endpoint in record.getMessage()]) == 1
@@ -232,14 +232,12 @@ def test_a_dead_collector_slows_nothing_and_is_told_once(dead_endpoint: str, cap
 @pytest.mark.live
 def test_an_interpreter_with_a_dead_collector_exits_soon(dead_endpoint: str) -> None:
     """opentelemetry-python#3309: a program that has ended must be gone."""
-    start_s = time.monotonic()
-    run(
-        "import sys; from fedsched import tracing; tracing.setup('cli', endpoint=sys.argv[1])\n"
-        "with tracing.span('submit'): pass",
-        dead_endpoint,
-    )
-    # 3 seconds for tracing, the rest for a slow interpreter on a busy machine.
-    assert time.monotonic() - start_s < 10
+    with soon("it does not wait for the collector"):
+        run(
+            "import sys; from fedsched import tracing; tracing.setup('cli', endpoint=sys.argv[1])\n"
+            "with tracing.span('submit'): pass",
+            dead_endpoint,
+        )
 
 
 class Collector(otlp_grpc.TraceServiceServicer):

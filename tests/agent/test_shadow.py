@@ -6,9 +6,8 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -24,7 +23,7 @@ from fedsched.core.placement import TentativePlacement
 from fedsched.core.versions import Case
 from fedsched.policy.registry import heuristic
 from tests.policy.observations import job, node, observation
-from tests.waiting import eventually
+from tests.waiting import eventually, soon
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
@@ -177,13 +176,14 @@ def test_a_candidate_that_is_killed_comes_back() -> None:
 def test_a_runner_can_be_closed_at_any_moment() -> None:
     """While it starts, while it hangs, while it does nothing."""
     for has_begun, then in ((False, None), (True, None), (True, 2)):
-        with shadow("bad", decision_s_max=600.0) as made:
+        with ExitStack() as closing:
+            made = closing.enter_context(shadow("bad", decision_s_max=600.0))
             if has_begun:
                 assert made.case(8).problem == ""
             if then is not None:
                 made.runner.look(question(then), answer(question(then)), 0.001)
-            began_s = time.monotonic()
-        assert time.monotonic() - began_s < 10.0
+            with soon("closing does not wait for an answer"):
+                closing.close()
     assert children() == set()
 
 
@@ -198,15 +198,13 @@ def test_decisions_do_not_wait_for_a_candidate_that_hangs() -> None:
         port = DecidingPolicy(
             events.put, heuristic("drf"), heuristic("fifo"), decision_s_max=30.0, shadow=made.runner.look
         )
-        began_s = time.monotonic()
         for slot in range(100, 140):
             port.ask(question(slot))
             event = events.get(timeout=30.0)
             assert isinstance(event, PolicyDecided)
             assert (event.decision.slot, event.decision.fallback) == (slot, "")
-        assert time.monotonic() - began_s < 15.0
+        assert made.cases.empty(), "all are decided while the candidate still hangs"
         port.close()
-        assert made.cases.empty()
 
 
 def test_a_candidate_ends_with_its_agent(tmp_path: Path) -> None:

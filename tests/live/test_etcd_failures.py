@@ -26,7 +26,7 @@ from fedsched.errors import AddressInUse, StartFailed, StoreUnavailable
 from fedsched.runtime.ports import Delete, Put, RevisionIs, Snapshot
 from tests.live.relay import Relay
 from tests.recorder import Recorder
-from tests.waiting import eventually
+from tests.waiting import eventually, soon
 
 pytestmark = pytest.mark.live
 
@@ -210,7 +210,9 @@ def test_a_watch_that_starts_while_etcd_is_away_begins_when_it_is_back(own: Etcd
 
 
 @pytest.mark.parametrize("state", ["refusing", "silent", "well"])
-def test_a_store_closes_soon_whatever_etcd_does(state: str, etcd_address: str) -> None:
+def test_a_store_closes_soon_whatever_etcd_does(
+    state: str, etcd_address: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """`fedsched down` must not hang on an etcd that is gone, and no thread may stay."""
     before = set(threading.enumerate())
     with socket.socket() as listener:
@@ -224,10 +226,10 @@ def test_a_store_closes_soon_whatever_etcd_does(state: str, etcd_address: str) -
             for recorder in recorders:
                 recorder.wait_listed()
 
-        start_s = time.monotonic()
-        store.close()
+        with soon("it waits for no answer"):
+            store.close()
 
-        assert time.monotonic() - start_s < 3
+        assert "has not returned" not in caplog.text, "no watch had to be given up"
         eventually(lambda: set(threading.enumerate()) <= before, "all threads have ended")
 
 
@@ -240,14 +242,15 @@ def test_an_unreachable_etcd_is_one_clear_error_soon(silent: bool) -> None:
             listener.listen(8)
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         store = EtcdStore(address, timeout_s=1.0)
-        start_s = time.monotonic()
         try:
-            with pytest.raises(StoreUnavailable, match=f"etcd at {address} is not available") as told:
+            with (
+                soon("no answer is waited for longer than was asked"),
+                pytest.raises(StoreUnavailable, match=f"etcd at {address} is not available") as told,
+            ):
                 store.get("/a")
         finally:
             store.close()
 
-    assert time.monotonic() - start_s < 3
     assert "etcdctl" in told.value.hint
 
 

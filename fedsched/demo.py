@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,6 +17,7 @@ from fedsched.addresses import free_address
 from fedsched.config import ClusterConfig, FederationConfig, NodeConfig, PromotionConfig, RoundConfig, SlotConfig
 from fedsched.core.ids import JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, Reason, Transition
+from fedsched.core.rounds import RoundRecord
 from fedsched.core.views import Job
 from fedsched.errors import Conflict, StartFailed
 
@@ -40,7 +40,7 @@ class DemoSummary:
 
     jobs: tuple[Job, ...]
     resizes: int
-    rounds: tuple[dict[str, Any], ...]
+    rounds: tuple[RoundRecord, ...]
     """Those that combined gradients of both clusters."""
     versions_before: tuple[tuple[str, int], ...]
     """Policy version of each cluster's agent when the jobs came."""
@@ -129,8 +129,8 @@ def _story(client: JobsClient, say: Callable[[str], None], show: Show, trace_fil
                 seen.add((step.job_id, step.seq))
                 _tell(step, say)
         for record in _combined(client):
-            if record["number"] > round_told:
-                round_told = record["number"]
+            if record.number > round_told:
+                round_told = record.number
                 _tell_round(record, say)
         over = not waiting and all(job.status.phase in TERMINAL for job in jobs)
         if (over and _learned(client, before)) or time.monotonic() >= deadline_s:
@@ -166,22 +166,21 @@ def _tell(step: Transition, say: Callable[[str], None]) -> None:
         say(f"job {step.job_id} {step.target.value}{held}{why}")
 
 
-def _tell_round(record: dict[str, Any], say: Callable[[str], None]) -> None:
-    gave = ", ".join(f"{part['cluster']} ({part['samples']} decisions)" for part in record["contributions"])
-    say(f"round {record['number']}: gradients from {gave}; policy v{record['base_version']} -> v{record['version']}")
+def _tell_round(record: RoundRecord, say: Callable[[str], None]) -> None:
+    gave = ", ".join(f"{part.cluster} ({part.samples} decisions)" for part in record.contributions)
+    say(f"round {record.number}: gradients from {gave}; policy v{record.base_version} -> v{record.version}")
 
 
 def _versions(client: JobsClient) -> tuple[tuple[str, int], ...]:
     return tuple((view.name, view.record.policy_version) for view in client.clusters() if view.record is not None)
 
 
-def _combined(client: JobsClient) -> tuple[dict[str, Any], ...]:
+def _combined(client: JobsClient) -> tuple[RoundRecord, ...]:
     """Rounds to which every cluster contributed and that made a new version."""
     return tuple(
         record
         for record in client.rounds()
-        if record["version"] > record["base_version"]
-        and {part["cluster"] for part in record["contributions"]} == set(CLUSTERS)
+        if record.version > record.base_version and {part.cluster for part in record.contributions} == set(CLUSTERS)
     )
 
 

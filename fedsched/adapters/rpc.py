@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -19,8 +18,9 @@ from google.protobuf.message import Message
 from fedsched import __version__, addresses, errors, tracing
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, Transition
+from fedsched.core.rounds import PolicyRecord, RoundRecord
 from fedsched.core.versions import Candidate, Comparison, Promotion, VersionName
-from fedsched.core.views import ClusterView, Explanation, Job, Submission
+from fedsched.core.views import ClusterView, Explanation, Job, PolicyVersion, Submission
 from fedsched.errors import AddressInUse, FedschedError, InvalidInput, TimedOut, Unreachable, VersionSkew
 from fedsched.pb import jobs_pb2 as pb
 from fedsched.pb import jobs_pb2_grpc as pb_grpc
@@ -217,16 +217,6 @@ def parent_of(context: grpc.ServicerContext) -> str:
     return next((str(value) for key, value in context.invocation_metadata() if key == TRACE_KEY), "")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyVersion:
-    """One stored version of a policy with the aggregator's record of it."""
-
-    name: str
-    version: int
-    active: bool
-    record: dict[str, Any]
-
-
 class JobsClient:
     """The Jobs service for Python callers: records in, records out, product errors raised as they were there.
 
@@ -287,16 +277,16 @@ class JobsClient:
         reply = self._one(self._stub.Clusters, pb.ClustersRequest())
         return tuple(from_message(ClusterView, cluster) for cluster in reply.clusters)
 
-    def rounds(self, limit: int = 0) -> tuple[dict[str, Any], ...]:
+    def rounds(self, limit: int = 0) -> tuple[RoundRecord, ...]:
         """The aggregator's round records, oldest first; the newest `limit` of them if it is not 0."""
         reply = self._one(self._stub.Rounds, pb.RoundsRequest(limit=limit))
-        return tuple(_plain(MessageToDict(record)) for record in reply.rounds)
+        return tuple(_record(RoundRecord, record) for record in reply.rounds)
 
     def policies(self, name: str = "") -> tuple[PolicyVersion, ...]:
         """Stored policy versions by name and version."""
         reply = self._one(self._stub.Policies, pb.PoliciesRequest(name=name))
         return tuple(
-            PolicyVersion(item.name, item.version, item.active, _plain(MessageToDict(item.record)))
+            PolicyVersion(item.name, item.version, item.active, _record(PolicyRecord, item.record))
             for item in reply.policies
         )
 

@@ -6,12 +6,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, emit, span, table
+
+if TYPE_CHECKING:
+    from fedsched.core.rounds import RoundRecord
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="Only the newest so many; 0 means all.")]
 Name = Annotated[
@@ -87,7 +90,7 @@ def status(server: Server = "", output: Output = Format.TABLE) -> None:
     """Show members, policies and the last round."""
     with connect(server) as client:
         clusters, policies, newest = client.clusters(), client.policies(), client.rounds(limit=1)
-    last: dict[str, Any] | None = newest[0] if newest else None
+    last = newest[0] if newest else None
     active = [policy for policy in policies if policy.active]
     if emit(
         {"clusters": clusters, "active_policies": active, "last_round": last},
@@ -102,10 +105,10 @@ def status(server: Server = "", output: Output = Format.TABLE) -> None:
     if last is None:
         print("rounds    none yet")
     else:
-        print(f"rounds    {last['number']}; the last one {_outcome(last)}")
+        print(f"rounds    {last.number}; the last one {_outcome(last)}")
     print()
-    contributed = {part["cluster"]: part for part in (last or {}).get("contributions", [])}
-    absent = {part["cluster"]: part for part in (last or {}).get("absent", [])}
+    contributed = {part.cluster: part for part in last.contributions} if last else {}
+    absent = {part.cluster: part for part in last.absent} if last else {}
     table(
         ("CLUSTER", "STATE", "SEEN", "POLICY", "VERSION", "LAST ROUND"),
         [
@@ -115,9 +118,9 @@ def status(server: Server = "", output: Output = Format.TABLE) -> None:
                 span(view.seen_age_s),
                 view.record.policy if view.record else None,
                 f"v{view.record.policy_version}" if view.record and view.record.policy_version else None,
-                f"{contributed[view.name]['samples']} samples"
+                f"{contributed[view.name].samples} samples"
                 if view.name in contributed
-                else f"{absent[view.name]['absence']}: {absent[view.name]['why']}"
+                else f"{absent[view.name].absence}: {absent[view.name].why}"
                 if view.name in absent
                 else None,
             )
@@ -130,21 +133,21 @@ def rounds(limit: Limit = 20, server: Server = "", output: Output = Format.TABLE
     """List federated rounds."""
     with connect(server) as client:
         found = client.rounds(limit)
-    if not emit(found, output, [f"round/{record['number']}" for record in found]):
+    if not emit(found, output, [f"round/{record.number}" for record in found]):
         now_s = time.time()
         table(
             ("ROUND", "OUTCOME", "POLICY", "BASE", "VERSION", "GAVE", "ABSENT", "TOOK", "AGE", "WHY"),
             [
                 (
-                    record["number"],
-                    record["outcome"],
-                    record["policy"],
-                    f"v{record['base_version']}",
-                    f"v{record['version']}",
-                    ",".join(part["cluster"] for part in record["contributions"]),
-                    ",".join(part["cluster"] for part in record["absent"]),
-                    f"{record['finished_s'] - record['started_s']:.2f}s",
-                    span(now_s - record["finished_s"]),
+                    record.number,
+                    record.outcome,
+                    record.policy,
+                    f"v{record.base_version}",
+                    f"v{record.version}",
+                    ",".join(part.cluster for part in record.contributions),
+                    ",".join(part.cluster for part in record.absent),
+                    f"{record.finished_s - record.started_s:.2f}s",
+                    span(now_s - record.finished_s),
                     _why(record),
                 )
                 for record in found
@@ -153,14 +156,12 @@ def rounds(limit: Limit = 20, server: Server = "", output: Output = Format.TABLE
         )
 
 
-def _why(record: dict[str, Any]) -> str:
+def _why(record: RoundRecord) -> str:
     """What the aggregator says of the round, and what each cluster that gave nothing said."""
-    absent = [f"{part['cluster']} {part['absence']}: {part['why']}" for part in record["absent"]]
-    return "; ".join([*([record["message"]] if record["message"] else []), *absent])
+    absent = [f"{part.cluster} {part.absence}: {part.why}" for part in record.absent]
+    return "; ".join([*([record.message] if record.message else []), *absent])
 
 
-def _outcome(record: dict[str, Any]) -> str:
-    gave = len(record["contributions"])
-    return (
-        f"{record['outcome']} with {gave} of {len(record['asked'])}, v{record['base_version']} -> v{record['version']}"
-    )
+def _outcome(record: RoundRecord) -> str:
+    gave = len(record.contributions)
+    return f"{record.outcome} with {gave} of {len(record.asked)}, v{record.base_version} -> v{record.version}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from fedsched.cli.connect import Server, connect
 from fedsched.cli.output import Format, Output, emit, moment, span, table
 
 if TYPE_CHECKING:
-    from fedsched.adapters.rpc import PolicyVersion
+    from fedsched.core.views import PolicyVersion
 
 
 def register(app: typer.Typer) -> None:
@@ -36,18 +36,20 @@ def list_policies(server: Server = "", output: Output = Format.TABLE) -> None:
 
     offered = plugins.available()
     versions = _stored(server)
-    rows: list[dict[str, Any]] = [
-        {"name": v.name, "package": offered.get(v.name), "version": v.version, "active": v.active, "record": v.record}
-        for v in versions
-    ]
+    found: list[tuple[str, PolicyVersion | None]] = [(item.name, item) for item in versions]
     stored = {item.name for item in versions}
-    rows += [{"name": name, "package": package} for name, package in offered.items() if name not in stored]
-    rows.sort(key=lambda row: (row["name"], row.get("version", 0)))
-    names = [f"policy/{row['name']}" + (f"/{row['version']}" if "version" in row else "") for row in rows]
+    found += [(name, None) for name in offered if name not in stored]
+    found.sort(key=lambda one: (one[0], one[1].version if one[1] else 0))
+    rows = [
+        {"name": name, "package": offered.get(name)}
+        | ({"version": item.version, "active": item.active, "record": item.record} if item else {})
+        for name, item in found
+    ]
+    names = [f"policy/{name}" + (f"/{item.version}" if item else "") for name, item in found]
     if not emit(rows, output, names):
         table(
             ("NAME", "PACKAGE", "VERSION", "ACTIVE", "PARENT", "ROUND", "CONTRIBUTORS", "SAMPLES", "DIGEST", "AGE"),
-            [_cells(row) for row in rows],
+            [(name, offered.get(name), *_cells(item)) for name, item in found],
             spare=("DIGEST", "PARENT"),
         )
 
@@ -64,19 +66,20 @@ def _stored(server: str) -> tuple[PolicyVersion, ...]:
         return client.policies()
 
 
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
-    record = row.get("record", {})
+def _cells(item: PolicyVersion | None) -> tuple[object, ...]:
+    """Of a version, from VERSION to AGE; empty for a policy that is stored in none."""
+    if item is None:
+        return (None,) * 6 + ("", None)
+    record = item.record
     return (
-        row["name"],
-        row["package"],
-        f"v{row['version']}" if "version" in row else None,
-        "yes" if row.get("active") else None,
-        f"v{record['parent_version']}" if record.get("parent_version") else None,
-        record.get("round_number") or None,
-        ",".join(record.get("contributors", [])),
-        record.get("samples"),
-        str(record.get("digest", ""))[:12],
-        span(time.time() - record["created_s"]) if "created_s" in record else None,
+        f"v{item.version}",
+        "yes" if item.active else None,
+        f"v{record.parent_version}" if record.parent_version else None,
+        record.round_number or None,
+        ",".join(record.contributors),
+        record.samples,
+        record.digest[:12],
+        span(time.time() - record.created_s),
     )
 
 
@@ -87,6 +90,8 @@ def show(
     output: Output = Format.TABLE,
 ) -> None:
     """Show one policy version: where it came from and who took part."""
+    from msgspec import structs
+
     from fedsched.errors import NotFound
 
     with connect(server) as client:
@@ -98,10 +103,10 @@ def show(
     item = wanted[0]
     if not emit(item, output, [f"policy/{item.name}/{item.version}"]):
         print(f"{item.name} v{item.version}{' (active)' if item.active else ''}")
-        for key, value in sorted(item.record.items()):
-            if key in ("name", "version") or value in ("", []):
+        for key, value in sorted(structs.asdict(item.record).items()):
+            if key in ("name", "version") or value in ("", ()):
                 continue
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
             if key.endswith("_s"):
                 key, shown = f"{key[:-2]}_at", moment(value)
             print(f"  {key:<20} {shown}")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -17,8 +16,9 @@ from fedsched.core.cluster import ClusterRecord
 from fedsched.core.explain import arrival, candidates
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Transition
+from fedsched.core.rounds import PolicyRecord, RoundRecord
 from fedsched.core.routing import CandidateCluster
-from fedsched.core.views import ClusterView, Job
+from fedsched.core.views import ClusterView, Job, PolicyVersion
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Entry, KeyChanged, Snapshot, Store, Watch
 
@@ -62,8 +62,8 @@ class Cache:
         self._jobs: dict[JobId, Tracked] = {}
         self._clusters: dict[ClusterName, _Cluster] = {}
         self._keys: dict[JobId, str] = {}
-        self._rounds: dict[str, dict[str, Any]] = {}
-        self._policies: dict[str, dict[str, Any]] = {}
+        self._rounds: dict[str, RoundRecord] = {}
+        self._policies: dict[str, PolicyRecord] = {}
         self._active: dict[str, int] = {}
 
     def follow(self, store: Store) -> Watch:
@@ -144,18 +144,18 @@ class Cache:
         with self._condition:
             return self._keys.get(job_id, "")
 
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[RoundRecord]:
         """Round records, oldest first."""
         with self._condition:
             return [record for _, record in sorted(self._rounds.items())]
 
-    def policies(self) -> list[tuple[str, int, bool, dict[str, Any]]]:
-        """Name, version, whether it is active, and record of each policy version, sorted."""
+    def policies(self) -> list[PolicyVersion]:
+        """All policy versions, sorted."""
         with self._condition:
             found = []
             for key, record in sorted(self._policies.items()):
                 name, version = key.rsplit("/", 1)
-                found.append((name, int(version), self._active.get(name) == int(version), record))
+                found.append(PolicyVersion(name, int(version), self._active.get(name) == int(version), record))
             return found
 
     def _seq(self, job_id: JobId) -> int:
@@ -257,20 +257,20 @@ class Cache:
             self._keys = {job_id: key for job_id, key in self._keys.items() if key != path}
 
     def _apply_round(self, path: str, entry: Entry | None) -> None:
-        _keep(self._rounds, path, entry)
+        _keep(self._rounds, RoundRecord, path, entry)
 
     def _apply_policy(self, path: str, entry: Entry | None) -> None:
         name, _, part = path.rpartition("/")
         if part != "active":
-            _keep(self._policies, path, entry)
+            _keep(self._policies, PolicyRecord, path, entry)
         elif entry is None:
             self._active.pop(name, None)
         else:
             self._active[name] = int(entry.value)
 
 
-def _keep(records: dict[str, dict[str, Any]], path: str, entry: Entry | None) -> None:
+def _keep(records: dict[str, T], kind: type[T], path: str, entry: Entry | None) -> None:
     if entry is None:
         records.pop(path, None)
     else:
-        records[path] = json.loads(entry.value)
+        records[path] = codec.loads(kind, entry.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import grpc
 from google.protobuf.json_format import ParseDict
@@ -21,6 +20,7 @@ from fedsched.controller.promoting import Promoting
 from fedsched.core.explain import arrival, explain
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec
+from fedsched.core.record import Record
 from fedsched.core.versions import VersionName
 from fedsched.core.views import Job
 from fedsched.errors import NotFound, Unreachable
@@ -175,9 +175,14 @@ class JobsService(pb_grpc.JobsServicer):
         self._ready()
         return pb.PoliciesReply(
             policies=[
-                pb.PolicyVersion(name=name, version=version, active=active, record=_struct(record))
-                for name, version, active, record in self._cache.policies()
-                if not request.name or name == request.name
+                pb.PolicyVersion(
+                    name=item.name,
+                    version=item.version,
+                    active=item.active,
+                    record=_struct(item.record),
+                )
+                for item in self._cache.policies()
+                if not request.name or item.name == request.name
             ]
         )
 
@@ -186,13 +191,13 @@ class JobsService(pb_grpc.JobsServicer):
         self._ready()
         cluster, name = ClusterName(request.cluster), from_message(VersionName, request.version)
         promotion = self._promoting.promote(cluster, name, request.by, request.why)
-        return pb.PromotionReply(promotion=_struct(codec.to_plain(promotion)))
+        return pb.PromotionReply(promotion=_struct(promotion))
 
     def Rollback(self, request: pb.RollbackRequest, context: grpc.ServicerContext) -> pb.PromotionReply:
         """Order that what decided before decide again."""
         self._ready()
         promotion = self._promoting.rollback(ClusterName(request.cluster), request.by, request.why)
-        return pb.PromotionReply(promotion=_struct(codec.to_plain(promotion)))
+        return pb.PromotionReply(promotion=_struct(promotion))
 
     def Promotions(self, request: pb.PromotionsRequest, context: grpc.ServicerContext) -> pb.PromotionsReply:
         """A cluster's orders."""
@@ -200,14 +205,14 @@ class JobsService(pb_grpc.JobsServicer):
         cluster = ClusterName(request.cluster)
         self._promoting.check(cluster)
         history = self._promoting.history(cluster)
-        return pb.PromotionsReply(promotions=[_struct(codec.to_plain(promotion)) for promotion in history])
+        return pb.PromotionsReply(promotions=[_struct(promotion) for promotion in history])
 
     def Shadow(self, request: pb.ShadowRequest, context: grpc.ServicerContext) -> pb.ShadowReply:
         """Name a candidate, or end the comparison."""
         self._ready()
         name = from_message(VersionName, request.version) if request.HasField("version") else None
         candidate = self._promoting.shadow(ClusterName(request.cluster), name, request.by, request.promote)
-        return pb.ShadowReply(candidate=_struct(codec.to_plain(candidate)) if candidate is not None else None)
+        return pb.ShadowReply(candidate=_struct(candidate) if candidate is not None else None)
 
     def Comparisons(self, request: pb.ComparisonsRequest, context: grpc.ServicerContext) -> pb.ComparisonsReply:
         """How candidates stand."""
@@ -216,7 +221,7 @@ class JobsService(pb_grpc.JobsServicer):
         if cluster is not None:
             self._promoting.check(cluster)
         found = self._promoting.comparisons(cluster)
-        return pb.ComparisonsReply(comparisons=[_struct(codec.to_plain(comparison)) for comparison in found])
+        return pb.ComparisonsReply(comparisons=[_struct(comparison) for comparison in found])
 
     def _ready(self) -> None:
         """Make sure that what the cache says is not old: etcd answers, and its contents have come.
@@ -240,5 +245,5 @@ class JobsService(pb_grpc.JobsServicer):
         return context.is_active() and not self._closing.is_set()
 
 
-def _struct(record: dict[str, Any]) -> Struct:
-    return ParseDict(record, Struct())
+def _struct(record: Record) -> Struct:
+    return ParseDict(codec.to_plain(record), Struct())

@@ -6,6 +6,7 @@ from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Reason
 from fedsched.core.record import Record
+from fedsched.core.rounds import PolicyRecord
 from fedsched.core.routing import Routing
 
 
@@ -61,3 +62,13 @@ class ClusterView(Record, frozen=True):
     """Since its record was last written or, when it is unreachable, since it vanished."""
     record: ClusterRecord | None
     """The last known one while unreachable; None if this controller never saw one."""
+
+
+class PolicyVersion(Record, frozen=True):
+    """One stored version of a policy, with the aggregator's record of it."""
+
+    name: str
+    version: int
+    active: bool
+    """Whether it is the one in force."""
+    record: PolicyRecord

@@ -11,6 +11,7 @@ from fedsched import demo
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, JobSpec, JobStatus, Range, Reason, Transition
 from fedsched.core.resources import Resources
+from fedsched.core.rounds import RoundOutcome, RoundRecord
 from fedsched.core.views import Job
 from fedsched.demo import CLUSTERS, JOBS, DemoSummary
 
@@ -27,7 +28,7 @@ def job(number: int, phase: JobPhase = JobPhase.SUCCEEDED) -> Job:
 GOOD = DemoSummary(
     jobs=tuple(job(number) for number in range(len(JOBS))),
     resizes=2,
-    rounds=({"number": 1},),
+    rounds=(RoundRecord(1, "dl2", 1, 2, RoundOutcome.COMBINED, 2, (), (), (), 1.0, 2.0),),
     versions_before=tuple((name, 1) for name in CLUSTERS),
     versions_after=tuple((name, 2) for name in CLUSTERS),
     lost=0,

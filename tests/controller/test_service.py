@@ -22,6 +22,7 @@ from fedsched.controller.dispatcher import Dispatcher
 from fedsched.controller.history import History
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobPhase, JobSpec, Range, Reason
+from fedsched.core.rounds import Absence, Absentee, Contribution, PolicyRecord, RoundOutcome, RoundRecord
 from fedsched.errors import (
     AddressInUse,
     Conflict,
@@ -361,13 +362,19 @@ def test_broken_values_in_the_store_disturb_nobody_else(store: MemoryStore, clie
 
 def test_policies_and_rounds_are_shown_as_the_aggregator_wrote_them(store: MemoryStore, client: JobsClient) -> None:
     """Operators see who took part without reading etcd by hand."""
+    east, west = ClusterName("east"), ClusterName("west")
+    first = PolicyRecord("dl2", 1, "d1", "000001", 9, 1.5)
+    second = PolicyRecord("dl2", 2, "d2", "000002", 9, 2.0, 1, 1, contributors=(east,), samples=64)
+    gave = Contribution(east, 3, 64, 0.5, (("loss", 2.0),))
+    missing = Absentee(west, Absence.MISSING, "no answer within 2 s")
+    record = RoundRecord(1, "dl2", 1, 2, RoundOutcome.COMBINED, 1, (east, west), (gave,), (missing,), 1.5, 2.0)
     store.commit(
         (),
         (
-            Put(keys.policy_version("dl2", 1), b'{"digest": "d1"}'),
-            Put(keys.policy_version("dl2", 2), b'{"digest": "d2", "contributors": ["east"], "samples": 64}'),
+            Put(keys.policy_version("dl2", 1), codec.dumps(first)),
+            Put(keys.policy_version("dl2", 2), codec.dumps(second)),
             Put(keys.policy_active("dl2"), b"2"),
-            Put(keys.round_record(1), b'{"number": 1, "outcome": "combined", "started_s": 1.5}'),
+            Put(keys.round_record(1), codec.dumps(record)),
         ),
     )
     eventually(lambda: bool(client.rounds()), "the round is shown")
@@ -375,9 +382,9 @@ def test_policies_and_rounds_are_shown_as_the_aggregator_wrote_them(store: Memor
         ("dl2", 1, False),
         ("dl2", 2, True),
     ]
-    assert client.policies("dl2")[1].record == {"digest": "d2", "contributors": ["east"], "samples": 64}
+    assert client.policies("dl2")[1].record == second
     assert client.policies("other") == ()
-    assert client.rounds(limit=1) == ({"number": 1, "outcome": "combined", "started_s": 1.5},)
+    assert client.rounds(limit=1) == (record,)
 
 
 def test_only_one_controller_leads_and_the_others_serve(

@@ -234,13 +234,28 @@ class RoundConfig(Tree):
         )
 
 
-class Waits(Tree):
-    """How long a job's tasks may take to begin; what they load before, libraries and data, counts."""
+class CoordinatorConfig(Tree):
+    """What the coordinator of each job takes of a node, beside the job's own tasks. It keeps books and moves no
+    parameters."""
+
+    cpus: float = Field(default=0.1, ge=0, le=CPUS_MAX)
+    """Slurm gives whole processors, so there it is one at least."""
+    memory_gb: float = Field(default=0.5, ge=0, le=MEMORY_MAX_GB)
+
+    def needs(self) -> Resources:
+        """As the scheduler counts it."""
+        return Resources(cpu_milli=round(self.cpus * 1000), memory_mib=round(self.memory_gb * 1024))
+
+
+class AnyExecutorConfig(Tree):
+    """What is said of every kind. How long a job's tasks may take to begin includes what they load before, libraries
+    and data."""
 
     start_s_max: float = Field(default=300.0, gt=0)
     """From a job's start until its tasks train together, waiting for a place and pulling an image included."""
     resize_s_max: float = Field(default=120.0, gt=0)
     """From the order of a resize until it is carried out; then it is rolled back."""
+    coordinator: CoordinatorConfig = CoordinatorConfig()
 
 
 class LearningConfig(Tree):
@@ -270,7 +285,7 @@ class LearningConfig(Tree):
         return min(self.memory, batch_size) if self.replay == "off" else self.memory
 
 
-class LocalExecutorConfig(Waits):
+class LocalExecutorConfig(AnyExecutorConfig):
     """Tasks are processes of the agent's machine; its nodes are named shares of it."""
 
     kind: Literal["local"] = "local"
@@ -283,9 +298,11 @@ class LocalExecutorConfig(Waits):
     or the one around it, if one of them may be used so."""
     start_s_max: float = Field(default=120.0, gt=0)
     resize_s_max: float = Field(default=60.0, gt=0)
+    coordinator: CoordinatorConfig = CoordinatorConfig(cpus=0.0, memory_gb=0.0)
+    """Not counted unless it is given: coordinators are processes beside the agent, as the agent itself is."""
 
 
-class SlurmExecutorConfig(Waits):
+class SlurmExecutorConfig(AnyExecutorConfig):
     """Each task is a batch job; nodes bear the names that Slurm gives them."""
 
     kind: Literal["slurm"]
@@ -299,7 +316,7 @@ class SlurmExecutorConfig(Waits):
     """The interpreter that has fedsched, on the nodes; the agent's own unless it is given."""
 
 
-class KubernetesExecutorConfig(Waits):
+class KubernetesExecutorConfig(AnyExecutorConfig):
     """Each task is a pod; nodes bear the names of their label `kubernetes.io/hostname`."""
 
     kind: Literal["kubernetes"]
@@ -329,7 +346,7 @@ class KubernetesExecutorConfig(Waits):
         return self
 
 
-class RayExecutorConfig(Waits):
+class RayExecutorConfig(AnyExecutorConfig):
     """Each task is an actor; nodes bear the names, host names or addresses that Ray gives them."""
 
     kind: Literal["ray"]

@@ -169,6 +169,7 @@ class Agent:
             programs=self._programs,
         )
         undo.callback(executor.close)
+        self._coordinator = executor.coordinator
         journal = Journal(config.state_dir / "journal.jsonl")
         undo.callback(journal.close)
         journal.begin(self.scheduler.state.config, tuple(self.scheduler.state.nodes.values()))
@@ -182,8 +183,8 @@ class Agent:
         )
         self._keeper = self._register(store)
         undo.callback(self._keeper.close)
-        self._loop.step(TermTaken(time.time(), self._term, assigned(store, self._cluster)))
-        undo.callback(AssignmentWatch(store, self._cluster, self._inbox.post).close)
+        self._loop.step(TermTaken(time.time(), self._term, assigned(store, self._cluster, executor.taken)))
+        undo.callback(AssignmentWatch(store, self._cluster, executor.taken, self._inbox.post).close)
         undo.callback(NodeWatch(tuple(self.scheduler.state.machines), executor.closed, self._inbox.post).close)
         undo.callback(AttachClient(store, self._cluster, self._agent_id, self._read_logs(executor)).close)
         exchange = self._exchange(policy, learner, versions)
@@ -253,6 +254,7 @@ class Agent:
             decisions=self._decisions,
             fallbacks=self._fallbacks,
             fallback=self._fallback,
+            coordinator=self._coordinator,
         )
 
     def _read_logs(self, executor: JobExecutor) -> ReadLogs:

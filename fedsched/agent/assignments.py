@@ -20,18 +20,25 @@ RETRY_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-def assigned(store: Store, cluster: ClusterName) -> tuple[tuple[JobSpec, JobStatus], ...]:
+Taken = Callable[[JobSpec], JobSpec]
+"""Gives a job what its tasks and its coordinator will really take here."""
+
+
+def assigned(store: Store, cluster: ClusterName, taken: Taken) -> tuple[tuple[JobSpec, JobStatus], ...]:
     """All jobs that the store gives to the cluster now, sorted by submission."""
     found = [_job(store, JobId(entry.key.rsplit("/", 1)[1])) for entry in store.list(keys.assignments(cluster)).entries]
-    jobs = [job for job in found if job is not None and job[1].phase not in TERMINAL]
+    jobs = [(taken(job[0]), job[1]) for job in found if job is not None and job[1].phase not in TERMINAL]
     return tuple(sorted(jobs, key=lambda job: (job[0].submitted_s, job[0].job_id)))
 
 
 class AssignmentWatch:
     """Follows the cluster's assignments from a thread of the store's; the scheduler ignores what it knows already."""
 
-    def __init__(self, store: Store, cluster: ClusterName, post: Post, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: Store, cluster: ClusterName, taken: Taken, post: Post, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
+        self._taken = taken
         self._post = post
         self._clock = clock
         self._closing = threading.Event()
@@ -59,7 +66,7 @@ class AssignmentWatch:
         job = self._read(assignment.job_id)
         if job is None:
             return
-        self._post(JobAssigned(self._clock(), *job))
+        self._post(JobAssigned(self._clock(), self._taken(job[0]), job[1]))
         if assignment.cancel:
             self._post(CancelRequested(self._clock(), assignment.job_id))
 

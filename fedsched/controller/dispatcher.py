@@ -17,7 +17,7 @@ from fedsched.controller.history import History, Past
 from fedsched.core.cluster import Assignment
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Reason, Trigger, next_phase
-from fedsched.core.routing import CandidateCluster, Routing, route
+from fedsched.core.routing import CandidateCluster, Routing, least_of, route
 from fedsched.core.views import Job
 from fedsched.errors import Failed, StoreUnavailable
 from fedsched.runtime import codec, keys
@@ -204,4 +204,4 @@ class Dispatcher:
 
 
 def _with_promise(state: CandidateCluster, spec: JobSpec) -> CandidateCluster:
-    return replace(state, promised=state.promised + spec.demand_of(spec.minimum), queued=state.queued + 1)
+    return replace(state, promised=state.promised + least_of(spec, state.record), queued=state.queued + 1)

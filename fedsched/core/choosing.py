@@ -17,12 +17,14 @@ from typing import Literal
 
 from fedsched.core.cluster import Node
 from fedsched.core.ids import NodeName
-from fedsched.core.job import Allocation, JobSpec, Placement, Role, TaskPlacement, task_name
-from fedsched.core.packing import pack
+from fedsched.core.job import COORDINATOR, Allocation, JobSpec, Placement, Role, TaskPlacement, task_name
+from fedsched.core.packing import pack, pack_and_one
 from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of, total
 
 Rule = Literal["spread", "pack", "consolidate", "random"]
 
+Tasks = tuple[tuple[Role, int], ...]
+"""Each by its role and number."""
 Footprint = tuple[tuple[NodeName, int], ...]
 """What tasks take of each node that has some of them, as amounts."""
 
@@ -35,7 +37,7 @@ def left_over(free: Resources) -> tuple[int, int, int]:
 class Gang:
     """What a job of fixed size needs. Jobs that need the same share one, and with it the answer whether they fit."""
 
-    __slots__ = ("accelerators", "ps", "size", "spec", "whole", "worker")
+    __slots__ = ("accelerators", "coordinator", "ps", "size", "spec", "tasks", "whole", "worker")
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
@@ -43,13 +45,17 @@ class Gang:
         self.size = spec.maximum
         self.accelerators = spec.accelerators
         self.worker = amount_of(spec.worker_demand)
-        """One worker's amount; the two after it: one parameter server's, and that of all tasks."""
+        """One worker's amount; those after it: one parameter server's, the coordinator's, and that of all tasks."""
         self.ps = amount_of(spec.ps_demand)
-        self.whole = self.worker * self.size.workers + self.ps * self.size.ps
+        self.coordinator = amount_of(spec.coordinator_demand)
+        self.whole = self.worker * self.size.workers + self.ps * self.size.ps + self.coordinator
+        self.tasks = _tasks(self.size, coordinator=self.coordinator > 0)
 
     def amount(self, role: Role) -> int:
         """Of one task."""
-        return self.worker if role is Role.WORKER else self.ps
+        if role is Role.WORKER:
+            return self.worker
+        return self.ps if role is Role.PS else self.coordinator
 
 
 class Rooms:
@@ -95,12 +101,12 @@ class Rooms:
             if left & OVERDRAWN or not _would_do(only, gang):
                 return None
             self._free[only.name] = left
-            return all_on(only.name, gang.size)
+            return all_on(only.name, gang.tasks)
         candidates = [name for name, node in self._nodes.items() if _would_do(node, gang)]
         if not self._could_hold(candidates, gang.worker, gang.size.workers):
             return None
         found = self._on_few(candidates, gang) if self._rule == "consolidate" else self._one_by_one(candidates, gang)
-        if found is None and gang.size.ps:
+        if found is None and len(gang.tasks) > gang.size.workers:
             found = self._exactly(candidates, gang)
         return tuple(sorted(found)) if found is not None else None
 
@@ -108,7 +114,7 @@ class Rooms:
         """Whether a job of fixed size would fit; holds nothing."""
         places = self.gang(gang)
         if places is not None:
-            self.give([footprint_of(places, gang.worker, gang.ps)])
+            self.give([footprint_of(places, gang.worker, gang.ps, gang.coordinator)])
         return places is not None
 
     def left(self) -> Resources:
@@ -129,9 +135,12 @@ class Rooms:
     def _one_by_one(self, candidates: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
         before = dict(self._free)
         found = []
-        for role, index in _tasks(gang.size):
+        for role, index in gang.tasks:
             amount = gang.amount(role)
-            name = self._choose(candidates, amount, gang.accelerators)
+            if role is Role.COORDINATOR:  # it needs no accelerator
+                name = self._choose([node.name for node in self._nodes.values() if node.schedulable], amount, ())
+            else:
+                name = self._choose(candidates, amount, gang.accelerators)
             if name is None:
                 self._free = before
                 return None
@@ -169,11 +178,11 @@ class Rooms:
                 holding_all = self._preferred(holding_all, gang.accelerators)
             best = min(holding_all, key=lambda name: (free[name], name))
             free[best] -= whole
-            return list(all_on(best, gang.size))
+            return list(all_on(best, gang.tasks))
         return self._fill_up(sorted(candidates, key=lambda name: (-free[name], name)), gang)
 
     def _fill_up(self, order: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
-        wanted = _tasks(gang.size)
+        wanted = list(gang.tasks)
         before = dict(self._free)
         found = []
         for name in order:
@@ -192,11 +201,21 @@ class Rooms:
 
     def _exactly(self, candidates: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
         """By exact packing: choosing one node after the other may leave holes that fit nobody."""
+        found = []
         rooms = [resources_of(self._free[name]) for name in candidates]
-        sizes = pack(rooms, gang.spec.worker_demand, gang.spec.ps_demand, gang.size)
+        worker, ps = gang.spec.worker_demand, gang.spec.ps_demand
+        spot = self._beside(candidates, gang.coordinator) if gang.coordinator else None
+        if gang.coordinator and spot is None:
+            both = pack_and_one(rooms, gang.spec.coordinator_demand, worker, ps, gang.size)
+            spot, sizes = (candidates[both[0]], both[1]) if both is not None else (None, None)
+        else:
+            sizes = pack(rooms, worker, ps, gang.size)
         if sizes is None:
             return None
-        found, next_index = [], {Role.WORKER: 0, Role.PS: 0}
+        if spot is not None:
+            self._free[spot] -= gang.coordinator
+            found.append(TaskPlacement(COORDINATOR, spot))
+        next_index = {Role.WORKER: 0, Role.PS: 0}
         for name, part in zip(candidates, sizes, strict=True):
             self._free[name] -= gang.worker * part.workers + gang.ps * part.ps
             for role, count in ((Role.WORKER, part.workers), (Role.PS, part.ps)):
@@ -205,20 +224,29 @@ class Rooms:
                     next_index[role] += 1
         return found
 
+    def _beside(self, candidates: list[NodeName], amount: int) -> NodeName | None:
+        """A node with room for this that is none of the candidates."""
+        others = self._nodes.keys() - set(candidates)
+        fitting = [
+            name for name in others if self._nodes[name].schedulable and not (self._free[name] - amount) & OVERDRAWN
+        ]
+        return min(fitting, default=None)
 
-def footprint_of(placement: Placement, worker: int, ps: int) -> Footprint:
+
+def footprint_of(placement: Placement, worker: int, ps: int, coordinator: int = 0) -> Footprint:
     """What these tasks take of each node that has some.
 
     Args:
         worker: amount of one worker.
         ps: amount of one parameter server.
+        coordinator: amount of the coordinator.
     """
-    if len(placement) == 1:
-        (entry,) = placement
-        return ((entry.node, worker if entry.task.startswith("worker-") else ps),)
+    if len(placement) == 1 and placement[0].task.startswith("worker-"):
+        return ((placement[0].node, worker),)
+    amounts = {Role.WORKER: worker, Role.PS: ps, Role.COORDINATOR: coordinator}
     taken: dict[NodeName, int] = {}
     for entry in placement:
-        taken[entry.node] = taken.get(entry.node, 0) + (worker if entry.role is Role.WORKER else ps)
+        taken[entry.node] = taken.get(entry.node, 0) + amounts[entry.role]
     return tuple(taken.items())
 
 
@@ -236,10 +264,13 @@ def _would_do(node: Node, gang: Gang) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def all_on(name: NodeName, size: Allocation) -> Placement:
-    """All tasks of an allocation on one node."""
-    return tuple(sorted(TaskPlacement(task_name(role, index), name) for role, index in _tasks(size)))
+def all_on(name: NodeName, tasks: Tasks) -> Placement:
+    """All these tasks on one node."""
+    return tuple(sorted(TaskPlacement(task_name(role, index), name) for role, index in tasks))
 
 
-def _tasks(size: Allocation) -> list[tuple[Role, int]]:
-    return [(Role.WORKER, index) for index in range(size.workers)] + [(Role.PS, index) for index in range(size.ps)]
+@lru_cache(maxsize=4096)
+def _tasks(size: Allocation, *, coordinator: bool) -> Tasks:
+    workers = [(Role.WORKER, index) for index in range(size.workers)]
+    servers = [(Role.PS, index) for index in range(size.ps)]
+    return (*workers, *servers, *([(Role.COORDINATOR, 0)] if coordinator else ()))

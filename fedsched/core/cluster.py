@@ -86,6 +86,8 @@ class ClusterRecord(Record, frozen=True):
     """Those of them that the heuristic decided because the policy's answer could not be used."""
     fallback: str = ""
     """Why the heuristic decided the newest slot; empty where the policy did."""
+    coordinator: Resources = Resources()
+    """What the coordinator of each job takes of a node there, beside the job's tasks."""
 
     @property
     def capacity(self) -> Resources:

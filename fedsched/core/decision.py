@@ -39,7 +39,7 @@ class JobView(Record, frozen=True):
     """Slots since arrival at this cluster."""
     priority: int = 50
     placement: Placement = ()
-    """Tasks running now."""
+    """Tasks running now; not the coordinator."""
     pinned: bool = False
     """Cannot change in this slot (a resize in flight, or its cooldown); the budget already holds it as it is."""
     accelerators: tuple[str, ...] = ()
@@ -55,6 +55,9 @@ class JobView(Record, frozen=True):
     """By when it should have ended; None: none."""
     speeds: tuple[SpeedSample, ...] = ()
     """Newest observation per allocation and accelerator type tried, oldest first."""
+    coordinator: Placement = ()
+    """Where its coordinator runs; nothing where it has no place of its own."""
+    coordinator_demand: Resources = Resources()
 
     @property
     def minimum(self) -> Allocation:

@@ -7,8 +7,8 @@ from math import ceil, isfinite
 
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import TERMINAL, JobPhase, JobSpec, JobStatus, Progress, Reason
-from fedsched.core.resources import Resources, total
-from fedsched.core.routing import CandidateCluster, Routing, route
+from fedsched.core.resources import total
+from fedsched.core.routing import CandidateCluster, Routing, least_of, route
 from fedsched.core.views import Explanation, Job, JobAhead
 
 AHEAD_MAX = 10
@@ -42,18 +42,18 @@ _NEXT_STEPS = {
 
 def candidates(records: Iterable[CandidateCluster], jobs: Iterable[Job]) -> list[CandidateCluster]:
     """The clusters with what the jobs that wait there have been promised, sorted by name."""
-    promised: dict[ClusterName, list[Resources]] = {}
+    waiting: dict[ClusterName, list[JobSpec]] = {}
     for job in jobs:
         status = job.status
         if status.phase is JobPhase.DISPATCHED and status.cluster is not None and not status.placement:
-            promised.setdefault(status.cluster, []).append(job.spec.demand_of(job.spec.minimum))
+            waiting.setdefault(status.cluster, []).append(job.spec)
     return [
         CandidateCluster(
             state.name,
             state.record,
             state.reachable,
-            total(promised.get(state.name, [])),
-            len(promised.get(state.name, [])),
+            total([least_of(spec, state.record) for spec in waiting.get(state.name, [])]),
+            len(waiting.get(state.name, [])),
         )
         for state in sorted(records, key=lambda state: state.name)
     ]

@@ -8,7 +8,7 @@ from fedsched.core.choosing import Footprint
 from fedsched.core.commands import Command, SaveJob
 from fedsched.core.events import Event, JobAssigned, NodeChanged, NodeLost, SlotStarted, TermTaken
 from fedsched.core.ids import JobId, NodeName
-from fedsched.core.job import TERMINAL, JobPhase
+from fedsched.core.job import TERMINAL, JobPhase, coordinator_of
 from fedsched.core.resources import OVERDRAWN, amount_of, resources_of
 from fedsched.core.state import ClusterState, LiveJob
 
@@ -120,6 +120,10 @@ def _check_job(job: LiveJob, rebuild: bool) -> None:
         _require(job.in_flight is None, f"{name} is Running with an order in flight")
     if status.phase is JobPhase.RESIZING and not job.adopting:
         _require(bool(job.in_flight), f"{name} is Resizing without an order in flight")
+        _require(
+            coordinator_of(job.settled) == coordinator_of(status.placement),
+            f"{name} is Resizing and its coordinator moves",
+        )
     if status.phase in (JobPhase.COMPLETING, JobPhase.PREEMPTING):
         _require(job.in_flight == (), f"{name} is {status.phase.value} and its tasks are not leaving")
 

@@ -24,6 +24,12 @@ class Role(StrEnum):
 
     WORKER = "worker"
     PS = "ps"
+    COORDINATOR = "coordinator"
+    """Keeps the job's books. There is one per job, it is part of no allocation, and it stays where it started."""
+
+
+COORDINATOR = TaskName(Role.COORDINATOR.value)
+"""The name of every job's coordinator; sorts before all other tasks."""
 
 
 class Range(Record, frozen=True):
@@ -78,25 +84,37 @@ class TaskPlacement(Record, frozen=True, order=True):
 
 
 Placement = tuple[TaskPlacement, ...]
-"""Where all tasks of a job run, sorted by task name."""
+"""Where all tasks of a job run, sorted by task name. The coordinator is among them where it has a place of its own."""
 
 
 def task_name(role: Role, index: int) -> TaskName:
-    """The name of a job's `index`-th task of `role`."""
-    return TaskName(f"{role.value}-{index}")
+    """The name of a job's `index`-th task of `role`; there is only one coordinator."""
+    return COORDINATOR if role is Role.COORDINATOR else TaskName(f"{role.value}-{index}")
 
 
 def role_of(task: TaskName) -> Role:
     """The role that a task's name begins with."""
-    return Role.WORKER if task.startswith("worker-") else Role.PS
+    if task.startswith("worker-"):
+        return Role.WORKER
+    return Role.COORDINATOR if task == COORDINATOR else Role.PS
 
 
 def allocation_of(placement: Placement) -> Allocation:
     """How many tasks of each role a placement, which is sorted by task name, holds."""
     if not placement or placement[0].task.startswith("worker-"):
         return sized(len(placement), 0)
-    ps = bisect_left(placement, _BEFORE_WORKERS)
-    return sized(len(placement) - ps, ps)
+    before_workers = bisect_left(placement, _BEFORE_WORKERS)
+    return sized(len(placement) - before_workers, before_workers - (placement[0].task == COORDINATOR))
+
+
+def members_of(placement: Placement) -> Placement:
+    """The tasks that train: all but the coordinator."""
+    return placement[1:] if placement and placement[0].task == COORDINATOR else placement
+
+
+def coordinator_of(placement: Placement) -> Placement:
+    """The coordinator alone; nothing where it has no place of its own."""
+    return placement[:1] if placement and placement[0].task == COORDINATOR else ()
 
 
 @lru_cache(maxsize=4096)
@@ -150,10 +168,15 @@ class JobSpec(Record, frozen=True):
     """Unix time of the submission."""
     traceparent: str = ""
     """W3C trace context of the submission."""
+    coordinator_demand: Resources = Resources()
+    """What its coordinator takes of a node. Not the user's to say: the agent that takes the job up fills it in, because
+    clusters differ in it. Nothing: the coordinator runs where it may and is not placed."""
 
     def demand(self, role: Role) -> Resources:
         """What one task of `role` needs."""
-        return self.worker_demand if role is Role.WORKER else self.ps_demand
+        if role is Role.WORKER:
+            return self.worker_demand
+        return self.ps_demand if role is Role.PS else self.coordinator_demand
 
     def demand_of(self, allocation: Allocation) -> Resources:
         """What all tasks of `allocation` need together."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from fedsched.core.choosing import Footprint
 from fedsched.core.ids import NodeName
-from fedsched.core.job import Placement, Role, TaskPlacement, task_name
+from fedsched.core.job import Placement, Role, TaskPlacement, coordinator_of, task_name
 from fedsched.core.resources import OVERDRAWN
 from fedsched.core.state import LiveJob
 
@@ -41,8 +41,8 @@ def stuck(jobs: Sequence[LiveJob], free: Mapping[NodeName, int]) -> list[LiveJob
 
 def renumbered(placement: Placement) -> Placement:
     """The same places with tasks counted from zero, as for a job of which nothing runs."""
-    result = []
-    for role in Role:
+    result = list(coordinator_of(placement))
+    for role in (Role.WORKER, Role.PS):
         nodes = [entry.node for entry in placement if entry.role is role]
         result += [TaskPlacement(task_name(role, index), node) for index, node in enumerate(nodes)]
     return tuple(sorted(result))

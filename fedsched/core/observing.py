@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from fedsched.core.decision import Decision, JobView, Observation
 from fedsched.core.ids import JobId
-from fedsched.core.job import JobPhase, JobStatus, Reason
+from fedsched.core.job import JobPhase, JobStatus, Reason, coordinator_of, members_of
 from fedsched.core.resources import Resources
 from fedsched.core.state import ClusterState, LiveJob
 
@@ -57,7 +57,7 @@ def _view(state: ClusterState, job: LiveJob) -> JobView:
         spec.submitted_s,
         state.slot - job.arrived_slot,
         priority=spec.priority,
-        placement=job.settled,
+        placement=members_of(job.settled),
         pinned=job.in_flight is not None or job.adopting or job.cools_down(state.slot_started_s),
         accelerators=spec.accelerators,
         unreported_s=0.0 if job.steady_since_s is None else _unreported_s(state, job, job.steady_since_s),
@@ -66,6 +66,8 @@ def _view(state: ClusterState, job: LiveJob) -> JobView:
         expected_s=spec.expected_s,
         deadline_s=spec.deadline_s,
         speeds=tuple(job.speeds.values()),
+        coordinator=coordinator_of(job.settled),
+        coordinator_demand=spec.coordinator_demand,
     )
 
 
@@ -83,7 +85,7 @@ def waiting_reason(
         would_fit: whether nodes have room for the job's minimum in that.
         deferred: the reason if they have.
     """
-    minimum = job.spec.demand_of(job.spec.minimum)
+    minimum = job.spec.demand_of(job.spec.minimum) + job.spec.coordinator_demand
     if job.target:
         nodes = ", ".join(sorted({entry.node for entry in job.target}))
         return Reason.WAITING_FOR_CAPACITY, f"planned on {nodes}; tasks there are still leaving"

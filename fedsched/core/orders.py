@@ -15,6 +15,7 @@ from fedsched.core.job import (
     Transition,
     Trigger,
     allocation_of,
+    coordinator_of,
     next_phase,
 )
 from fedsched.core.moving import renumbered, stuck
@@ -198,7 +199,8 @@ class Orders:
 
     def _is_enough(self, job: LiveJob, placement: Placement) -> bool:
         size = allocation_of(placement)
-        return size.workers >= job.spec.minimum.workers and size.ps >= job.spec.minimum.ps
+        has_coordinator = coordinator_of(placement) == coordinator_of(job.status.placement)
+        return has_coordinator and size.workers >= job.spec.minimum.workers and size.ps >= job.spec.minimum.ps
 
     # --- bookkeeping
 

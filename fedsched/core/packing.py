@@ -1,4 +1,4 @@
-"""Exact packing of one job's tasks, which come in two sizes, into rooms: whether they fit, and where."""
+"""Exact packing of one job's tasks into rooms: whether they fit, and where. Workers have one size, servers another."""
 
 from __future__ import annotations
 
@@ -28,6 +28,25 @@ def pack(
         if done is not None and done >= allocation.ps:
             return _trace_back(allocation, choices, besides, len(rooms))
     return () if not allocation else None
+
+
+def pack_and_one(
+    rooms: Sequence[Resources], one: Resources, worker: Resources, ps: Resources, allocation: Allocation
+) -> tuple[int, tuple[Allocation, ...]] | None:
+    """The same beside one more task of a third size: the number of the room that it goes to, and the others' places.
+
+    It is tried in one room of each size, so this costs as many packings as there are sizes, at worst.
+    """
+    tried = set()
+    for at, room in enumerate(rooms):
+        left = room - one
+        if left.is_negative() or room in tried:
+            continue
+        tried.add(room)
+        found = pack([*rooms[:at], left, *rooms[at + 1 :]], worker, ps, allocation)
+        if found is not None:
+            return at, found
+    return None
 
 
 def _add_room(most_ps: list[int | None], beside: list[int]) -> tuple[list[int | None], list[int]]:

@@ -16,8 +16,18 @@ from fedsched.core.choosing import Rule, left_over
 from fedsched.core.cluster import Node
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName, TaskName, stream
-from fedsched.core.job import TASKS_MAX, Allocation, Placement, Role, TaskPlacement, allocation_of, sized, task_name
-from fedsched.core.packing import pack, times
+from fedsched.core.job import (
+    COORDINATOR,
+    TASKS_MAX,
+    Allocation,
+    Placement,
+    Role,
+    TaskPlacement,
+    allocation_of,
+    sized,
+    task_name,
+)
+from fedsched.core.packing import pack, pack_and_one, times
 from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of
 
 _Kind = tuple[str, bool, Resources]
@@ -233,20 +243,30 @@ class _Part:
 class _Grant:
     """What one job has been granted so far."""
 
-    __slots__ = ("_taken", "granted", "ps", "view", "worker")
+    __slots__ = ("_taken", "coordinator", "granted", "places_coordinator", "ps", "view", "worker")
 
     def __init__(self, view: JobView) -> None:
         self.view = view
         self.granted: list[TaskPlacement] = []
         self.worker = _Part(Role.WORKER, view.worker_demand)
         self.ps = _Part(Role.PS, view.ps_demand)
-        for entry in view.placement:
+        self.coordinator = _Part(Role.COORDINATOR, view.coordinator_demand)
+        self.places_coordinator = bool(view.coordinator) if view.placement else self.coordinator.amount > 0
+        """Whether the next grant has to find it a place, too: the first one of the slot. A job that was started without
+        one goes on without."""
+        for entry in (*view.coordinator, *view.placement):
             self.part_of(entry).unconfirmed.append(entry)
         self._taken = {entry.task for entry in view.placement}
         """Names of tasks that run or are granted."""
 
     def part_of(self, entry: TaskPlacement) -> _Part:
-        return self.worker if entry.task.startswith(_WORKERS) else self.ps
+        if entry.task.startswith(_WORKERS):
+            return self.worker
+        return self.coordinator if entry.task == COORDINATOR else self.ps
+
+    @property
+    def parts(self) -> tuple[_Part, ...]:
+        return self.worker, self.ps, self.coordinator
 
     @property
     def allocation(self) -> Allocation:
@@ -256,15 +276,21 @@ class _Grant:
         self.granted.append(entry)
         part.count += 1
         self._taken.add(entry.task)
+        if part is self.coordinator:
+            self.places_coordinator = False
 
     def add_all(self, ran: list[TaskPlacement], part: _Part) -> None:
         """The same for tasks that run, whose names are taken anyway."""
         self.granted += ran
         part.count += len(ran)
+        if ran and part is self.coordinator:
+            self.places_coordinator = False
 
     def drop(self, entry: TaskPlacement, part: _Part, *, ran: bool) -> None:
         self.granted.remove(entry)
         part.count -= 1
+        if part is self.coordinator:
+            self.places_coordinator = True
         if not ran:
             self._taken.discard(entry.task)
             part.unused = 0
@@ -351,18 +377,19 @@ class TentativePlacement:
         fits = self._place(grant, view.minimum.workers, view.minimum.ps, view.accelerators)
         if fits:
             for entry in list(grant.granted):
-                self._undo(grant, entry, grant.part_of(entry), entry in view.placement)
+                ran = entry in view.placement or entry in view.coordinator
+                self._undo(grant, entry, grant.part_of(entry), ran)
         return fits
 
     def _reserve(self, grant: _Grant) -> None:
         firm = self._rooms.firm
-        for part in (grant.worker, grant.ps):
+        for part in grant.parts:
             for entry in part.unconfirmed:
                 if entry.node in firm:
                     self._rooms.soften(entry.node, part.amount)
 
     def _confirm_all(self, grant: _Grant) -> None:
-        for part in (grant.worker, grant.ps):
+        for part in grant.parts:
             self._confirm(grant, part, len(part.unconfirmed))
 
     def _confirm_minimum(self, grant: _Grant) -> None:
@@ -371,6 +398,7 @@ class TentativePlacement:
             return
         self._confirm(grant, grant.worker, view.minimum.workers)
         self._confirm(grant, grant.ps, view.minimum.ps)
+        self._confirm(grant, grant.coordinator, 1)
 
     def _confirm(self, grant: _Grant, part: _Part, count: int) -> None:
         """Grant so many running tasks, if there are as many, their own places again, lowest index first."""
@@ -381,24 +409,30 @@ class TentativePlacement:
         grant.add_all(confirmed, part)
 
     def _place(self, grant: _Grant, workers: int, ps: int, allowed: tuple[str, ...]) -> bool:
-        """Place all or nothing: spread by load and, where that runs into a corner, packed exactly."""
-        wanted = ((grant.worker, workers), (grant.ps, ps))
-        for part, count in wanted:
+        """Place all or nothing: spread by load and, where that runs into a corner, packed exactly.
+
+        The coordinator needs no accelerator, so any node will do for it.
+        """
+        wanted: tuple[tuple[_Part, int, tuple[str, ...]], ...]
+        wanted = ((grant.worker, workers, allowed), (grant.ps, ps, allowed))
+        if grant.places_coordinator:
+            wanted = (*wanted, (grant.coordinator, 1, ()))
+        for part, count, where in wanted:
             new = count - len(part.unconfirmed)
-            if new > 0 and not self._rooms.could_hold(part.amount, new, allowed):
+            if new > 0 and not self._rooms.could_hold(part.amount, new, where):
                 return False
         kept: list[tuple[_Part, list[TaskPlacement]]] = []
         added: list[tuple[_Part, TaskPlacement]] = []
-        for part, count in wanted:
+        for part, count, where in wanted:
             if count and part.unconfirmed:
-                stayed = self._stay(grant, part, count, allowed)
+                stayed = self._stay(grant, part, count, where)
                 count -= len(stayed)
                 kept.append((part, stayed))
             for _ in range(count):
-                entry = self._place_one(grant, part, allowed)
+                entry = self._place_one(grant, part, where)
                 if entry is None:
                     self._take_back(grant, kept, added)
-                    return workers + ps > 1 and self._pack(grant, workers, ps, allowed)
+                    return workers + ps + grant.places_coordinator > 1 and self._pack(grant, workers, ps, allowed)
                 added.append((part, entry))
         return True
 
@@ -421,16 +455,33 @@ class TentativePlacement:
             and (not allowed or node.accelerator in allowed)
             and any(self._rooms.fits(name, amount) for amount in amounts)
         ]
-        rooms = [resources_of(self._rooms.free[name]) for name in names]
-        found = pack(rooms, grant.worker.demand, grant.ps.demand, Allocation(workers, ps))
+        spot, found = self._packing(grant, names, Allocation(workers, ps))
         if found is None:
             return False
+        if spot is not None:
+            self._rooms.take(spot, grant.coordinator.amount)
+            grant.add(TaskPlacement(COORDINATOR, spot), grant.coordinator)
         for name, size in zip(names, found, strict=True):
             for part, count in ((grant.worker, size.workers), (grant.ps, size.ps)):
                 for _ in range(count):
                     self._rooms.take(name, part.amount)
                     grant.add(TaskPlacement(grant.unused_name(part), name), part)
         return True
+
+    def _packing(
+        self, grant: _Grant, names: list[NodeName], size: Allocation
+    ) -> tuple[NodeName | None, tuple[Allocation, ...] | None]:
+        """The node of the coordinator, if it needs one, and how many tasks go on each of these nodes, if they fit."""
+        rooms = [resources_of(self._rooms.free[name]) for name in names]
+        worker, ps, coordinator = grant.worker.demand, grant.ps.demand, grant.coordinator
+        if not grant.places_coordinator:
+            return None, pack(rooms, worker, ps, size)
+        among = set(names)
+        for name, node in self._rooms.nodes.items():
+            if name not in among and node.schedulable and self._rooms.fits(name, coordinator.amount):
+                return name, pack(rooms, worker, ps, size)
+        found = pack_and_one(rooms, coordinator.demand, worker, ps, size)
+        return (names[found[0]], found[1]) if found is not None else (None, None)
 
     def _stay(self, grant: _Grant, part: _Part, count: int, allowed: tuple[str, ...]) -> list[TaskPlacement]:
         """Grant up to so many running tasks their places again, where there is still room for them.
@@ -440,7 +491,8 @@ class TentativePlacement:
         """
         unconfirmed, demand, rooms = part.unconfirmed, part.amount, self._rooms
         free, moved = rooms.free, rooms.moved
-        narrowed = allowed != grant.view.accelerators  # else a running task may stay wherever it is
+        # Else a running task may stay wherever it is.
+        narrowed = bool(allowed) and allowed != grant.view.accelerators
         stayed = unconfirmed[:count]
         for entry in stayed:
             node = entry.node

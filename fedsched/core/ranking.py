@@ -219,7 +219,8 @@ class RankedQueue:
         return starts, stops
 
     def _line_of(self, spec: JobSpec) -> _Line:
-        demand = (spec.worker_demand, spec.ps_demand, spec.workers.maximum, spec.ps.maximum, spec.accelerators)
+        size = (spec.workers.maximum, spec.ps.maximum)
+        demand = (spec.worker_demand, spec.ps_demand, *size, spec.accelerators, spec.coordinator_demand)
         line = self._lines.get(demand)
         if line is None:
             line = self._lines[demand] = _Line(Gang(spec))

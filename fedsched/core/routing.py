@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from fedsched.core.cluster import ClusterRecord, Node
 from fedsched.core.ids import ClusterName
 from fedsched.core.job import Allocation, JobSpec, Reason
-from fedsched.core.packing import pack
+from fedsched.core.packing import pack, pack_and_one
 from fedsched.core.record import Record
 from fedsched.core.resources import Resources, total
+
+_NOTHING = Resources()
 
 
 class CandidateCluster(Record, frozen=True):
@@ -91,10 +93,22 @@ def largest(clusters: Iterable[CandidateCluster]) -> CandidateCluster:
     return max(known, key=lambda item: (*_size(item[0].capacity), item[0].name))[1]
 
 
-def fits(nodes: Iterable[Node], spec: JobSpec, allocation: Allocation) -> bool:
-    """Whether all tasks of `allocation` find a place on these nodes when they are empty."""
-    usable = [node.capacity for node in nodes if not spec.accelerators or node.accelerator in spec.accelerators]
-    return pack(usable, spec.worker_demand, spec.ps_demand, allocation) is not None
+def fits(nodes: Iterable[Node], spec: JobSpec, allocation: Allocation, coordinator: Resources = _NOTHING) -> bool:
+    """Whether all tasks of `allocation`, and a coordinator, find a place on these nodes when they are empty."""
+    usable: list[Resources] = []
+    others: list[Resources] = []
+    for node in nodes:
+        would_do = not spec.accelerators or node.accelerator in spec.accelerators
+        (usable if would_do else others).append(node.capacity)
+    if coordinator == _NOTHING or any(coordinator.fits_in(room) for room in others):
+        return pack(usable, spec.worker_demand, spec.ps_demand, allocation) is not None
+    return pack_and_one(usable, coordinator, spec.worker_demand, spec.ps_demand, allocation) is not None
+
+
+def least_of(spec: JobSpec, record: ClusterRecord | None) -> Resources:
+    """What the job takes of this cluster at the least, its coordinator included."""
+    least = spec.demand_of(spec.minimum)
+    return least if record is None else least + record.coordinator
 
 
 def _judge(spec: JobSpec, state: CandidateCluster) -> Verdict:
@@ -108,17 +122,17 @@ def _judge(spec: JobSpec, state: CandidateCluster) -> Verdict:
         return no(Reason.CLUSTER_UNREACHABLE, "its agent is not connected")
     if spec.accelerators and not any(node.accelerator in spec.accelerators for node in record.nodes):
         return no(Reason.NO_MATCHING_ACCELERATOR, f"has no {' or '.join(spec.accelerators)}")
-    if not fits(record.nodes, spec, spec.minimum):
+    if not fits(record.nodes, spec, spec.minimum, record.coordinator):
         return no(Reason.EXCEEDS_LARGEST_CLUSTER, _shortfall(record, spec))
     if not state.reachable:
         return no(Reason.CLUSTER_UNREACHABLE, "its agent is not connected")
     open_nodes = [node for node in record.nodes if node.schedulable]
-    if not fits(open_nodes, spec, spec.minimum):
+    if not fits(open_nodes, spec, spec.minimum, record.coordinator):
         closed = len(record.nodes) - len(open_nodes)
         return no(Reason.CLUSTER_CORDONED, f"{closed} of {len(record.nodes)} nodes are cordoned")
     taken = record.usage + state.promised
     capacity = total([node.capacity for node in open_nodes])
-    fits_now = spec.demand_of(spec.minimum).fits_in(capacity - taken)
+    fits_now = least_of(spec, record).fits_in(capacity - taken)
     free = _at_least_nothing(capacity - taken)
     message = "has room for the minimum now" if fits_now else f"must wait for capacity: {free} free"
     return Verdict(state.name, Reason.NONE, message, fits_now, taken.dominant_share(capacity), state.queued, free)
@@ -132,7 +146,7 @@ def _rank(spec: JobSpec, verdict: Verdict) -> tuple[bool, int, float, int, str]:
 def _shortfall(record: ClusterRecord, spec: JobSpec) -> str:
     nodes = [node for node in record.nodes if not spec.accelerators or node.accelerator in spec.accelerators]
     held = total([node.capacity for node in nodes])
-    wanted = spec.demand_of(spec.minimum)
+    wanted = least_of(spec, record)
     if wanted.fits_in(held):
         largest = max((node.capacity for node in nodes), key=_size)
         return f"{spec.minimum} of the job do not fit on its nodes; the largest has {largest}"

@@ -42,6 +42,7 @@ from fedsched.core.job import (
     Progress,
     Reason,
     Trigger,
+    members_of,
 )
 from fedsched.core.observing import VISIBLE, deferred, observe, observe_some, waiting_reason
 from fedsched.core.orders import Orders
@@ -363,7 +364,7 @@ class Scheduler:
         """Accelerator type of the nodes that tasks run on; empty if they differ."""
         kinds = self.state.kinds
         if len(kinds) > 1:
-            kinds = {self.state.nodes[entry.node].accelerator for entry in placement}
+            kinds = {self.state.nodes[entry.node].accelerator for entry in members_of(placement)}
         return next(iter(kinds)) if len(kinds) == 1 else ""
 
     def _note_progress(self, time_s: float, job: LiveJob, progress: Progress) -> None:

@@ -11,7 +11,7 @@ from fedsched.core.choosing import Footprint, Rule, footprint_of
 from fedsched.core.cluster import Node
 from fedsched.core.decision import SpeedSample
 from fedsched.core.ids import ClusterName, JobId, NodeName
-from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Placement, Trigger
+from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Placement, Trigger, members_of
 from fedsched.core.record import Record
 from fedsched.core.resources import OVERDRAWN, Resources, amount_of
 
@@ -103,6 +103,7 @@ class LiveJob:
     """What one worker needs."""
     ps_amount: int = field(init=False)
     """What one parameter server needs."""
+    coordinator_amount: int = field(init=False)
 
     @property
     def held(self) -> Placement:
@@ -132,10 +133,11 @@ class LiveJob:
         self.order_key = (spec.submitted_s, spec.job_id)
         self.elastic = not spec.rigid
         self.worker_amount, self.ps_amount = amount_of(spec.worker_demand), amount_of(spec.ps_demand)
+        self.coordinator_amount = amount_of(spec.coordinator_demand)
 
     def footprint_of(self, placement: Placement) -> Footprint:
         """What these tasks take of each node that has some."""
-        return footprint_of(placement, self.worker_amount, self.ps_amount)
+        return footprint_of(placement, self.worker_amount, self.ps_amount, self.coordinator_amount)
 
 
 @dataclass(slots=True)
@@ -332,10 +334,11 @@ class ClusterState:
             job.attained = self.attained(job, time_s)
         served = job.served = job.status.placement
         job.served_since_s = time_s
+        members = members_of(served)
         if len(self.kinds) == 1 and not self.gone:
-            job.served_by = dict.fromkeys(self.kinds, len(served))
+            job.served_by = dict.fromkeys(self.kinds, len(members))
         else:
-            here = [self.nodes[entry.node].accelerator for entry in served if entry.node in self.nodes]
+            here = [self.nodes[entry.node].accelerator for entry in members if entry.node in self.nodes]
             job.served_by = dict(Counter(here))
 
     def _book(self, job: LiveJob, held: Placement) -> None:

@@ -14,7 +14,7 @@ from fedsched import tracing
 from fedsched.core.commands import AdoptJobs, ScaleJob, StartJob, StopJob
 from fedsched.core.events import Event, JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported, ScaleFailed
 from fedsched.core.ids import NodeName, TaskName
-from fedsched.core.job import JobSpec, Placement, Reason, TaskPlacement
+from fedsched.core.job import COORDINATOR, JobSpec, Placement, Reason, TaskPlacement, coordinator_of, members_of
 from fedsched.errors import FedschedError
 from fedsched.executor import orders, records
 from fedsched.executor.backend import TaskBackend
@@ -23,7 +23,7 @@ from fedsched.executor.endings import explain
 from fedsched.executor.hearing import Heard
 from fedsched.executor.launching import MACHINE_ERRORS, MachineTrouble
 from fedsched.executor.orders import Surroundings
-from fedsched.executor.records import COORDINATOR, Attempt, AttemptRecord, CoordinatorRecord, ExitRecord
+from fedsched.executor.records import Attempt, AttemptRecord, CoordinatorRecord, ExitRecord
 from fedsched.executor.roster import Roster, SeenTask
 from fedsched.pb.training_pb2 import JobReport, ScaleReply
 from fedsched.runtime.ports import Post
@@ -160,6 +160,9 @@ class AttemptDriver:
         self._mail: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._tasks = Roster(context.tasks, files)
         self._placement: Placement = ()
+        """Of the members; the coordinator stays where it started."""
+        self._coordinator: Placement = ()
+        """Empty where it was given no place of its own: it runs where the cluster will have it."""
         self._waiting: list[ScaleJob] = []
         self._control: Control | None = None
         self._heard = Heard(self.name, files.result, is_new=start is not None)
@@ -274,16 +277,19 @@ class AttemptDriver:
             return
         if self._ending is not None or self._let_go:
             return
-        self._placement = tuple(sorted(self._start_order.placement))
-        records.write(self._files.order, AttemptRecord(self._spec, self._placement, self._context.clock()))
-        self._start(None, seq=self._start_order.seq)
+        whole = tuple(sorted(self._start_order.placement))
+        self._placement, self._coordinator = members_of(whole), coordinator_of(whole)
+        records.write(self._files.order, AttemptRecord(self._spec, whole, self._context.clock()))
+        anywhere = TaskPlacement(COORDINATOR, NodeName(""))
+        self._start(next(iter(self._coordinator), anywhere), seq=self._start_order.seq)
         # Counted from here: a launcher that had to load first is not the job's fault.
         self._join_until = time.monotonic() + self._context.deadlines.join_s
 
     def _take_up(self) -> None:
         """Find out what an earlier executor left: the tasks on record, and a stop that was under way."""
         ordered = records.read(AttemptRecord, self._files.order)
-        self._placement = ordered.placement if ordered else ()
+        whole = ordered.placement if ordered else ()
+        self._placement, self._coordinator = members_of(whole), coordinator_of(whole)
         self._tasks.recall()
         if self._adopting is not None:
             self._context.tasks.take_over(self._files, self._term)
@@ -291,8 +297,13 @@ class AttemptDriver:
         if stop is not None:
             self._stop(stop)
 
-    def _start(self, entry: TaskPlacement | None, *, seq: int) -> None:
-        """Start a task; without an entry, the coordinator. Raises StartFailed."""
+    @property
+    def _whole(self) -> Placement:
+        """All that runs of the attempt, as its orders and answers name it."""
+        return (*self._coordinator, *self._placement)
+
+    def _start(self, entry: TaskPlacement, *, seq: int) -> None:
+        """Start a task. Raises StartFailed."""
         order = orders.order(
             self._context.surroundings,
             self._spec,
@@ -414,13 +425,13 @@ class AttemptDriver:
 
     def _post_adopted(self) -> None:
         self._adopting = None
-        self._post(JobAdopted(self._context.clock(), self._spec.job_id, self._files.number, self._placement))
+        self._post(JobAdopted(self._context.clock(), self._spec.job_id, self._files.number, self._whole))
 
     # --- resize
 
     def _begin_resize(self, order: ScaleJob) -> None:
         current = {entry.task for entry in self._placement}
-        wanted = tuple(sorted(entry.task for entry in order.placement))
+        wanted = tuple(sorted(entry.task for entry in members_of(order.placement)))
         resize = _Resize(
             order,
             added=tuple(task for task in wanted if task not in current),
@@ -499,12 +510,12 @@ class AttemptDriver:
         now, job_id, attempt = self._context.clock(), self._spec.job_id, self._files.number
         order = resize.order
         if not resize.failure:
-            self._placement = tuple(sorted(order.placement))
+            self._placement = members_of(tuple(sorted(order.placement)))
             for entry in self._placement:
                 self._tasks.move(entry.task, entry.node)
-            self._post(JobScaled(now, job_id, attempt, self._placement, resize.pause_s, order.term, order.seq))
+            self._post(JobScaled(now, job_id, attempt, self._whole, resize.pause_s, order.term, order.seq))
         elif not self._heard.is_ending and self._tasks.runs(COORDINATOR):
-            self._post(ScaleFailed(now, job_id, attempt, self._placement, resize.failure, order.term, order.seq))
+            self._post(ScaleFailed(now, job_id, attempt, self._whole, resize.failure, order.term, order.seq))
         self._answer_adoption()
 
     # --- tasks that end

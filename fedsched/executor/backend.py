@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from fedsched.core.ids import NodeName
+from fedsched.core.job import JobSpec
+from fedsched.core.resources import Resources
 from fedsched.executor.records import Attempt, ExitRecord, TaskOrder, TaskRecord
 
 
@@ -20,6 +22,13 @@ class TaskBackend(Protocol):
     is_this_machine: bool
     """Tasks are processes beside the agent: they inherit its environment, and nodes are only names, so that a task that
     runs can be counted to another one."""
+    coordinator: Resources
+    """What a job's coordinator takes of a node."""
+
+    def taken(self, spec: JobSpec) -> JobSpec:
+        """The job with what its tasks and its coordinator will really take of nodes here: clusters count some things
+        in whole numbers only, and each task for itself. The scheduler must count as they do, or promises places that
+        the cluster then refuses."""
 
     def warm_up(self) -> None:
         """Prepare for the first start; does not wait for it."""

@@ -44,7 +44,7 @@ def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Progr
             from fedsched.executor.pinning import of_this_machine
 
             devices = of_this_machine(pin_cores=config.pin_cores, gpus=config.gpus)
-            return LocalTasks(root, programs, devices, config.cgroup)
+            return LocalTasks(root, programs, devices, config.cgroup, config.coordinator.needs())
         case SlurmExecutorConfig():
             from fedsched.executor.slurm import SlurmOptions, SlurmTasks
 
@@ -55,13 +55,15 @@ def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Progr
                     "run the agent on a host with Slurm's commands",
                 )
             python = config.python or sys.executable
-            return SlurmTasks(SlurmOptions(config.partition, config.account, config.options, python))
+            needs = config.coordinator.needs()
+            return SlurmTasks(SlurmOptions(config.partition, config.account, config.options, python, needs))
         case RayExecutorConfig():
             if importlib.util.find_spec("ray") is None:
                 raise InvalidConfiguration("the executor ray needs the package ray", "pip install 'fedsched[ray]'")
             from fedsched.executor.ray import RayOptions, RayTasks
 
-            return RayTasks(RayOptions(config.address, f"fedsched-{cluster}"), root / "ray.log")
+            options = RayOptions(config.address, f"fedsched-{cluster}", config.coordinator.needs())
+            return RayTasks(options, root / "ray.log")
         case KubernetesExecutorConfig():
             return _kubernetes(config, cluster)
         case _:
@@ -85,5 +87,6 @@ def _kubernetes(config: KubernetesExecutorConfig, cluster: str) -> TaskBackend:
         python=config.python,
         service_account=config.service_account,
         node_selector=tuple(sorted(config.node_selector.items())),
+        coordinator=config.coordinator.needs(),
     )
     return KubernetesTasks(options, cluster)

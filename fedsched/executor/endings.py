@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 from fedsched.core.ids import TaskName
-from fedsched.core.job import Reason
-from fedsched.executor.records import COORDINATOR, ExitRecord
+from fedsched.core.job import COORDINATOR, Reason
+from fedsched.executor.records import ExitRecord
 
 LOG_LINES = 3
 """Lines of a log that a message quotes when no exception ends it."""

@@ -15,6 +15,7 @@ from fedsched.core.commands import AdoptJobs, ExecutorCommand, ScaleJob, StartJo
 from fedsched.core.events import JobExited
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import JobSpec, Reason
+from fedsched.core.resources import Resources
 from fedsched.errors import Conflict, FedschedError
 from fedsched.executor import records
 from fedsched.executor.attempt import AttemptDriver, Context, Deadlines, Discard
@@ -92,6 +93,15 @@ class JobExecutor:
         until_s = time.monotonic() + CLOSE_S
         for driver in self._drivers.values():
             driver.join(max(0.0, until_s - time.monotonic()))
+
+    def taken(self, spec: JobSpec) -> JobSpec:
+        """The job with what it will really take of nodes here."""
+        return self._context.tasks.taken(spec)
+
+    @property
+    def coordinator(self) -> Resources:
+        """What a job's coordinator takes of a node here."""
+        return self._context.tasks.coordinator
 
     def log_files(self, job_id: JobId) -> tuple[Path, ...]:
         """The log files of all attempts of a job, oldest attempt first, then by task."""

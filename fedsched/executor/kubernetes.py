@@ -28,12 +28,12 @@ from kubernetes.config.config_exception import ConfigException
 
 from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
+from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration, StartFailed
 from fedsched.executor.launching import MachineTrouble
-from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder, TaskRecord
+from fedsched.executor.records import Attempt, TaskOrder, TaskRecord
 from fedsched.executor.shepherded import (
-    COORDINATOR_CPU_MILLI,
-    COORDINATOR_MEMORY_MIB,
+    COORDINATOR_NEEDS,
     Known,
     Shepherded,
     TaskCondition,
@@ -80,6 +80,7 @@ class KubernetesOptions:
     """The interpreter in the image."""
     service_account: str = ""
     node_selector: tuple[tuple[str, str], ...] = ()
+    coordinator: Resources = COORDINATOR_NEEDS
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class KubernetesTasks(Shepherded):
     """
 
     def __init__(self, options: KubernetesOptions, cluster: str) -> None:
-        super().__init__()
+        super().__init__(options.coordinator)
         self._options = options
         self._cluster = cluster
         self._api = client.CoreV1Api(_client(options.kubeconfig, options.context))
@@ -249,7 +250,7 @@ class KubernetesTasks(Shepherded):
             "image": options.image,
             "command": [options.python, *program, "--echo"],
             "env": [{"name": "FEDSCHED_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
-            "resources": _resources(order),
+            "resources": _resources(self._counted(order.demand)),
         }
         spec: dict[str, Any] = {
             "containers": [container],
@@ -379,14 +380,13 @@ def _waiting(status: Any, conditions: dict[str, Any]) -> str:
     return "Kubernetes has not begun it yet"
 
 
-def _resources(order: TaskOrder) -> dict[str, dict[str, str]]:
+def _resources(demand: Resources) -> dict[str, dict[str, str]]:
     """Memory and GPUs are limits, too; CPU is not: an idle core may be used."""
-    cpu = COORDINATOR_CPU_MILLI if order.task == COORDINATOR else order.demand.cpu_milli
-    memory = COORDINATOR_MEMORY_MIB if order.task == COORDINATOR else order.demand.memory_mib
-    limits = {"memory": f"{memory}Mi"}
-    if order.demand.gpu_milli:
-        limits["nvidia.com/gpu"] = str(math.ceil(order.demand.gpu_milli / 1000))
-    return {"requests": {"cpu": f"{cpu}m", "memory": f"{memory}Mi"}, "limits": limits}
+    cpu, memory = f"{demand.cpu_milli}m", f"{demand.memory_mib}Mi"
+    limits = {"memory": memory}
+    if demand.gpu_milli:
+        limits["nvidia.com/gpu"] = str(demand.gpu_milli // 1000)
+    return {"requests": {"cpu": cpu, "memory": memory}, "limits": limits}
 
 
 def _name(text: str, longest: int = NAME_MAX) -> str:

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from fedsched.core.commands import StopJob
 from fedsched.core.ids import JobId, NodeName
-from fedsched.core.job import Reason
+from fedsched.core.job import JobSpec, Reason
+from fedsched.core.resources import Resources
 from fedsched.executor import records
 from fedsched.executor.control import Control
 from fedsched.executor.launching import Launching
@@ -36,15 +39,28 @@ class LocalTasks:
         root: the cluster's directory.
         devices: what tasks are kept to.
         cgroup: the one below which tasks have theirs; empty: see `cgroups.candidates`.
+        coordinator: what a coordinator is counted and kept to; nothing: neither.
     """
 
     is_this_machine = True
 
-    def __init__(self, root: Path, programs: Programs, devices: Devices | None = None, cgroup: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        programs: Programs,
+        devices: Devices | None = None,
+        cgroup: str = "",
+        coordinator: Resources | None = None,
+    ) -> None:
+        self.coordinator = coordinator or Resources()
         self._layout = Layout(root)
         self._devices = devices or Devices()
         self._choosing = threading.Lock()
         self._launching = Launching(Layout(root), programs.preload, programs.launcher_idle_s, cgroup=cgroup)
+
+    def taken(self, spec: JobSpec) -> JobSpec:
+        """As it asks."""
+        return msgspec.structs.replace(spec, coordinator_demand=self.coordinator)
 
     def warm_up(self) -> None:
         """Have a launcher load."""

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedsched.core.ids import NodeName, TaskName
-from fedsched.core.job import JobSpec, Role, TaskPlacement, role_of
-from fedsched.core.resources import Resources
+from fedsched.core.ids import TaskName
+from fedsched.core.job import COORDINATOR, JobSpec, Role, TaskPlacement, role_of
 from fedsched.errors import StartFailed
-from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
+from fedsched.executor.records import Attempt, TaskOrder
 
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "GRPC_", "TORCH_", "PATH", "VIRTUAL_ENV")
 """Beginnings of variables that an interpreter or its libraries read only once, or that choose another interpreter.
@@ -60,23 +59,23 @@ def order(
     surroundings: Surroundings,
     spec: JobSpec,
     attempt: Attempt,
-    entry: TaskPlacement | None,
+    entry: TaskPlacement,
     *,
     seq: int,
     address: str = "",
     members: tuple[TaskName, ...] = (),
 ) -> TaskOrder:
-    """How to start a task; without an `entry`, the coordinator.
+    """How to start a task.
 
     Args:
+        entry: which one, and where; without a node it may run anywhere.
         address: the coordinator's, for a member.
         members: the attempt's first members, for the coordinator.
 
     Raises:
         StartFailed: the job's command is no command.
     """
-    task = entry.task if entry else COORDINATOR
-    is_worker = entry is not None and entry.role is Role.WORKER
+    task, is_worker = entry.task, entry.role is Role.WORKER
     argv = _argv(surroundings.programs, spec, task)
     env = _inherited() if surroundings.is_this_machine else {}
     env |= _contract(surroundings, spec, attempt, task, address, members)
@@ -85,7 +84,7 @@ def order(
     return TaskOrder(
         request=uuid.uuid4().hex,
         task=task,
-        node=entry.node if entry else NodeName(""),
+        node=entry.node,
         seq=seq,
         argv=(sys.executable if surroundings.is_this_machine else INTERPRETER, *argv[1:]) if bare_python else argv,
         # The product's own programs stay out of the user's directory: a file there could stand in for a module.
@@ -93,7 +92,7 @@ def order(
         env=tuple(sorted((env | own).items())),
         fresh=any(name.startswith(READ_AT_START) for name in own),
         attempt_dir=str(attempt.path),
-        demand=spec.demand(role_of(task)) if entry else Resources(),
+        demand=spec.demand(entry.role),
         grace_s=spec.grace_s,
     )
 
@@ -136,12 +135,11 @@ def _contract(
     members: tuple[TaskName, ...],
 ) -> Mapping[str, str]:
     """The variables that tasks of the product may rely on."""
-    role = task if task == COORDINATOR else role_of(task).value
-    cpu_milli = 1000 if task == COORDINATOR else spec.demand(role_of(task)).cpu_milli
+    role = role_of(task)
     env = {
         "FEDSCHED_JOB_ID": spec.job_id,
         "FEDSCHED_ATTEMPT": str(attempt.number),
-        "FEDSCHED_ROLE": role,
+        "FEDSCHED_ROLE": role.value,
         "FEDSCHED_TASK": task,
         "FEDSCHED_JOB_DIR": str(attempt.job_dir),
         "FEDSCHED_ATTEMPT_DIR": str(attempt.path),
@@ -150,10 +148,10 @@ def _contract(
         "FEDSCHED_TRACE_FILE": surroundings.trace_file,
         "FEDSCHED_TRACE_ENDPOINT": surroundings.trace_endpoint,
         "TRACEPARENT": spec.traceparent,
-        "OMP_NUM_THREADS": str(max(1, cpu_milli // 1000)),
+        "OMP_NUM_THREADS": str(max(1, spec.demand(role).cpu_milli // 1000)),
         "PYTHONUNBUFFERED": "1",  # lines reach the log when they are printed, also in a fresh interpreter
     }
-    if task == COORDINATOR:
+    if role is Role.COORDINATOR:
         env["FEDSCHED_TASKS"] = ",".join(members)
     else:
         env["FEDSCHED_COORDINATOR"] = address

@@ -8,7 +8,6 @@ anew. Ray counts memory and does not enforce it, so the shepherds do. Nodes bear
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import subprocess
 import sys
@@ -21,10 +20,11 @@ from typing import IO, assert_never
 
 from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
+from fedsched.core.resources import Resources
 from fedsched.executor import ray_talk
 from fedsched.executor.launching import MachineTrouble
-from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
-from fedsched.executor.shepherded import COORDINATOR_CPU_MILLI, COORDINATOR_MEMORY_MIB, Known, Shepherded, TaskCondition
+from fedsched.executor.records import Attempt, TaskOrder
+from fedsched.executor.shepherded import COORDINATOR_NEEDS, Known, Shepherded, TaskCondition
 
 REACH_S = 60.0
 """How long a new driver may take to reach the cluster's head."""
@@ -45,6 +45,7 @@ class RayOptions:
     """`host:port` of the head's GCS, or `auto` for the cluster that this machine is part of."""
     namespace: str = "fedsched"
     """Names of actors are unique in it."""
+    coordinator: Resources = COORDINATOR_NEEDS
 
 
 class RayTasks(Shepherded):
@@ -57,7 +58,7 @@ class RayTasks(Shepherded):
     limits_memory = True
 
     def __init__(self, options: RayOptions, log: Path) -> None:
-        super().__init__()
+        super().__init__(options.coordinator)
         self._options = options
         self._log_file = log
         self._news = threading.Condition(self._lock)
@@ -88,16 +89,14 @@ class RayTasks(Shepherded):
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
         attempt = Attempt.at(Path(order.attempt_dir))
         name = f"{attempt.job_dir.name}/{attempt.number}/{order.task}/{order.request[:8]}"
-        is_coordinator = order.task == COORDINATOR
-        cpu = COORDINATOR_CPU_MILLI if is_coordinator else order.demand.cpu_milli
-        memory = COORDINATOR_MEMORY_MIB if is_coordinator else order.demand.memory_mib
-        gpus = math.ceil(order.demand.gpu_milli / 1000)
+        counted = self._counted(order.demand)
+        cpus, gpus, memory = counted.cpu_milli / 1000, counted.gpu_milli // 1000, counted.memory_mib * MIB
         with self._news:
             if not self._news.wait_for(lambda: self._ready or self._closing.is_set(), REACH_S):
                 why = f"no Ray cluster at {self._options.address} has answered within {REACH_S:g} s"
                 raise MachineTrouble(f"{order.task} could not be started: {why}", f"see {self._log_file}")
             self._watched.add(name)
-            self._send(ray_talk.Start(name, order.node, program, cpu / 1000, gpus, memory * MIB))
+            self._send(ray_talk.Start(name, order.node, program, cpus, gpus, memory))
             if not self._news.wait_for(lambda: name in self._started or self._closing.is_set(), ASK_S):
                 self._send(ray_talk.Tell((name,), signal.SIGKILL))
                 self._drop(name)

@@ -34,6 +34,9 @@ COUNT_S = 2.0
 """How often the nodes are."""
 LEAVE_S = 2.0
 """How long an actor whose task has ended stays to tell so; then it gives its place back."""
+KILLED_S = 2.0
+"""How long after its shepherd was killed an actor waits to tell so: Ray, when it ends an actor, first kills what that
+has started. Then the actor is gone before this time is over, and Ray says why."""
 DYING_S = 15.0
 """How long after an actor's death its node may still turn out to be dead: Ray notices the one before the other."""
 
@@ -52,6 +55,8 @@ class Herder:
             [sys.executable, *program], stdin=subprocess.DEVNULL, preexec_fn=die_with(os.getpid())
         )
         self._code = self._process.wait()
+        if self._code < 0:
+            time.sleep(KILLED_S)
         self._over.set()
         threading.Timer(LEAVE_S, self._leave).start()
         return self._code

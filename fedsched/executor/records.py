@@ -15,8 +15,6 @@ from fedsched.executor.processes import Identity
 from fedsched.files import write_whole
 from fedsched.runtime import codec
 
-COORDINATOR = TaskName("coordinator")
-
 T = TypeVar("T")
 
 
@@ -36,7 +34,7 @@ class TaskOrder:
     """The environment holds what an interpreter reads only when it starts: do not fork a loaded one."""
     attempt_dir: str
     demand: Resources = field(default_factory=Resources)
-    """What the task was promised; nothing for a coordinator, whose needs are small."""
+    """What the task was promised; nothing for a coordinator where the cluster does not count those."""
     grace_s: float = 10.0
     """How long the task may take to end when it is told to."""
     term: int = 0

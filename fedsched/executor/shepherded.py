@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from fedsched.core.ids import NodeName
-from fedsched.core.job import Reason
+from fedsched.core.job import COORDINATOR, JobSpec, Reason
+from fedsched.core.resources import Resources
 from fedsched.executor import records
 from fedsched.executor.records import Attempt, ExitRecord, TaskOrder, TaskRecord
 
@@ -19,9 +22,8 @@ VERDICT_S = 3.0
 """How long after a task died of a signal the cluster may take to say that it was the one who sent it."""
 REPEAT_S = 5.0
 """Least time between two equal signals to one task: each is a request to the cluster."""
-COORDINATOR_CPU_MILLI = 100
-COORDINATOR_MEMORY_MIB = 512
-"""What a coordinator is given: it keeps books and moves no parameters."""
+COORDINATOR_NEEDS = Resources(cpu_milli=100, memory_mib=512)
+"""What a coordinator is given where nothing else is configured: it keeps books and moves no parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,17 @@ class Shepherded(ABC):
     """A back end whose tasks the cluster places; see `TaskBackend`. A subclass knows one kind of cluster.
 
     One lock guards what is known here and what a subclass keeps of the cluster's words.
+
+    Args:
+        coordinator: what a job's coordinator is given.
     """
 
     is_this_machine = False
     limits_memory = False
     """The cluster does not keep tasks to the memory that they were given: the shepherds do."""
 
-    def __init__(self) -> None:
+    def __init__(self, coordinator: Resources = COORDINATOR_NEEDS) -> None:
+        self.coordinator = self._counted(coordinator)
         self._lock = threading.Lock()
         self._known: dict[str, Known] = {}
         """By the cluster's name for the task, of those that nobody has forgotten yet."""
@@ -79,6 +85,10 @@ class Shepherded(ABC):
             StartFailed: the cluster refused it.
             MachineTrouble: the cluster does not answer.
         """
+
+    def _counted(self, demand: Resources) -> Resources:
+        """What the cluster will count for a task of this demand; GPUs come whole."""
+        return Resources(demand.cpu_milli, demand.memory_mib, -(-demand.gpu_milli // 1000) * 1000)
 
     @abstractmethod
     def _says(self, handle: str, known: Known) -> TaskCondition:
@@ -97,6 +107,15 @@ class Shepherded(ABC):
         """Send SIGTERM, or end the tasks at once with SIGKILL; does not wait."""
 
     # --- TaskBackend
+
+    def taken(self, spec: JobSpec) -> JobSpec:
+        """As the cluster counts it, task by task."""
+        return msgspec.structs.replace(
+            spec,
+            worker_demand=self._counted(spec.worker_demand),
+            ps_demand=self._counted(spec.ps_demand),
+            coordinator_demand=self.coordinator,
+        )
 
     def warm_up(self) -> None:  # noqa: B027  a subclass may have nothing to prepare
         """Nothing has to be prepared."""
@@ -117,7 +136,8 @@ class Shepherded(ABC):
         attempt.exit(order.task).unlink(missing_ok=True)
         log = attempt.log(order.task)
         offset = log.stat().st_size if log.exists() else 0
-        order = replace(order, term=term)
+        is_uncounted = order.task == COORDINATOR and order.demand == Resources()
+        order = replace(order, term=term, demand=self.coordinator if is_uncounted else order.demand)
         records.write(attempt.ordered(order.task), order)
         module = ("-m", "fedsched.executor.shepherd", "--attempt", order.attempt_dir)
         limit = ("--limit-memory",) if self.limits_memory else ()

@@ -22,10 +22,11 @@ from pathlib import Path
 
 from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
+from fedsched.core.resources import Resources
 from fedsched.errors import StartFailed
 from fedsched.executor.launching import MachineTrouble
-from fedsched.executor.records import COORDINATOR, Attempt, TaskOrder
-from fedsched.executor.shepherded import COORDINATOR_MEMORY_MIB, Known, Shepherded, TaskCondition
+from fedsched.executor.records import Attempt, TaskOrder
+from fedsched.executor.shepherded import COORDINATOR_NEEDS, Known, Shepherded, TaskCondition
 
 POLL_S = 1.0
 """How often Slurm is asked while there are tasks."""
@@ -67,6 +68,8 @@ class SlurmOptions:
     """Further options of `sbatch`, as they are."""
     python: str = sys.executable
     """The interpreter on the nodes; the same path everywhere."""
+    coordinator: Resources = COORDINATOR_NEEDS
+    """Slurm gives it a whole processor all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class SlurmTasks(Shepherded):
     """
 
     def __init__(self, options: SlurmOptions) -> None:
-        super().__init__()
+        super().__init__(options.coordinator)
         self._options = options
         self._jobs: dict[str, _Listed] = {}
         self._orders: queue.SimpleQueue[tuple[list[str], signal.Signals] | None] = queue.SimpleQueue()
@@ -114,16 +117,19 @@ class SlurmTasks(Shepherded):
             raise kind(f"{order.task} could not be started: Slurm refused it: {words}", "see the agent's log")
         return answer.stdout.strip().partition(";")[0]
 
+    def _counted(self, demand: Resources) -> Resources:
+        """Whole processors, and at least one: no two jobs share any. No memory would mean all there is."""
+        cpus, gpus = math.ceil(demand.cpu_milli / 1000), math.ceil(demand.gpu_milli / 1000)
+        return Resources(max(1, cpus) * 1000, max(1, demand.memory_mib), gpus * 1000)
+
     def _sbatch(self, order: TaskOrder) -> list[str]:
-        attempt = Attempt.at(Path(order.attempt_dir))
-        is_coordinator = order.task == COORDINATOR
-        memory = COORDINATOR_MEMORY_MIB if is_coordinator else order.demand.memory_mib
+        attempt, counted = Attempt.at(Path(order.attempt_dir)), self._counted(order.demand)
         command = ["sbatch", "--parsable", "--no-requeue", "--nodes=1", "--ntasks=1", "--open-mode=append"]
         command += [f"--job-name=fedsched:{attempt.job_dir.name}/{attempt.number}/{order.task}"]
         command += [f"--comment={order.request}", f"--output={attempt.log(order.task)}", f"--chdir={attempt.job_dir}"]
-        command += [f"--cpus-per-task={max(1, math.ceil(order.demand.cpu_milli / 1000))}", f"--mem={memory}M"]
-        if order.demand.gpu_milli:
-            command += [f"--gres=gpu:{math.ceil(order.demand.gpu_milli / 1000)}"]
+        command += [f"--cpus-per-task={counted.cpu_milli // 1000}", f"--mem={counted.memory_mib}M"]
+        if counted.gpu_milli:
+            command += [f"--gres=gpu:{counted.gpu_milli // 1000}"]
         if order.node:
             command += [f"--nodelist={order.node}"]
         if self._options.partition:

@@ -14,11 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from fedsched.core.commands import AdoptJobs, StartJob
-from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported, ScaleFailed
-from fedsched.core.ids import JobId, TaskName
-from fedsched.core.job import Reason
+from fedsched.core.cluster import Node
+from fedsched.core.commands import AdoptJobs, AskPolicy, StartJob
+from fedsched.core.decision import Decision
+from fedsched.core.events import (
+    JobAdopted,
+    JobExited,
+    JobScaled,
+    JobStarted,
+    PolicyDecided,
+    ProgressReported,
+    ScaleFailed,
+    SlotStarted,
+    TermTaken,
+)
+from fedsched.core.ids import ClusterName, JobId, NodeName, TaskName
+from fedsched.core.job import COORDINATOR, JobPhase, JobStatus, Range, Reason, TaskPlacement
 from fedsched.core.resources import Resources
+from fedsched.core.scheduler import Scheduler
+from fedsched.core.state import SchedulerConfig
 from fedsched.executor import records
 from fedsched.executor.backend import TaskBackend
 from fedsched.executor.orders import Programs
@@ -493,6 +507,64 @@ def test_a_task_that_uses_more_memory_than_it_was_given_is_told_so(placed: Clust
 
     assert exited.reason is Reason.OUT_OF_MEMORY, exited
     assert placed.alive() == set()
+
+
+def test_a_cluster_that_the_scheduler_has_filled_refuses_no_task_of_it(placed: Cluster) -> None:
+    """Clusters count coordinators, and some count in whole processors: a scheduler that does not would promise places
+    that are not there, and its jobs would wait half started until they are given up."""
+    asked = [
+        placed.executor.taken(
+            placed.spec(
+                job_id=JobId(f"job-{number}"),
+                workers=Range(1, 1),
+                ps=Range(1, 1),
+                worker_demand=Resources(1600, 512),
+                ps_demand=Resources(1600, 512),
+            )
+        )
+        for number in range(1, 6)
+    ]
+    scheduler = Scheduler(
+        SchedulerConfig(ClusterName("test"), 1.0),
+        tuple(Node(NodeName(name), Resources(8000, 8000)) for name in ("n1", "n2")),
+        check=True,
+    )
+    jobs = tuple((spec, JobStatus(spec.job_id, JobPhase.DISPATCHED)) for spec in asked)
+    scheduler.handle(TermTaken(0.0, 1, jobs))
+    (question,) = scheduler.handle(SlotStarted(1.0, 1))
+    assert isinstance(question, AskPolicy)
+    everything = tuple((spec.job_id, spec.minimum) for spec in asked)
+    commands = scheduler.handle(PolicyDecided(2.0, Decision(1, everything, "test")))
+    starts = [command for command in commands if isinstance(command, StartJob)]
+    assert 3 <= len(starts) < len(asked)
+
+    for start in starts:
+        placed.executor.submit(start)
+
+    eventually(lambda: len(placed.all_of(JobStarted)) == len(starts), "all of them train", placed.place.join_s)
+    for start in starts:
+        running = placed.layout.attempt(start.spec.job_id, 1).records()
+        assert {task: record.node for task, record in running.items()} == {
+            entry.task: entry.node for entry in start.placement
+        }
+
+
+def test_a_coordinator_stays_where_it_was_placed_and_every_answer_names_it(cluster: Cluster) -> None:
+    """The scheduler keeps room for it there, and must hear of it from whoever finds the job after a restart."""
+    spec = cluster.executor.taken(cluster.spec())
+    coordinator = TaskPlacement(COORDINATOR, NodeName("n2"))
+    cluster.start(spec, (coordinator, *placement(1, 1)))
+    cluster.wait_for(JobStarted)
+    assert cluster.record(COORDINATOR).node == "n2"
+
+    cluster.scale((coordinator, *placement(2, 1)))
+    assert cluster.wait_for(JobScaled).placement == (coordinator, *placement(2, 1))
+    mark = cluster.mark()
+    cluster.executor.close()
+    cluster.open()
+    cluster.adopt((spec, 1))
+
+    assert cluster.wait_for(JobAdopted, after=mark).placement == (coordinator, *placement(2, 1))
 
 
 def test_a_cluster_without_a_place_is_not_the_jobs_fault(placed: Cluster) -> None:

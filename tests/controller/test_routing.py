@@ -50,13 +50,13 @@ amounts = st.builds(Resources, st.integers(0, 4), st.integers(0, 4), st.integers
 demands = st.builds(Resources, st.integers(1, 3), st.integers(0, 3), st.integers(0, 1))
 
 
-def brute_force_fits(nodes: list[Node], spec: JobSpec, allocation: Allocation) -> bool:
-    """Try every way to put every task on every node."""
-    usable = [n.capacity for n in nodes if not spec.accelerators or n.accelerator in spec.accelerators]
-    tasks = [spec.worker_demand] * allocation.workers + [spec.ps_demand] * allocation.ps
-    for places in itertools.product(range(len(usable)), repeat=len(tasks)):
-        loads = [total([task for task, at in zip(tasks, places, strict=True) if at == n]) for n in range(len(usable))]
-        if all(load.fits_in(room) for load, room in zip(loads, usable, strict=True)):
+def brute_force_fits(nodes: list[Node], spec: JobSpec, allocation: Allocation, coordinator: Resources) -> bool:
+    """Try every way to put every task on every node; the coordinator needs no accelerator."""
+    usable = [at for at, n in enumerate(nodes) if not spec.accelerators or n.accelerator in spec.accelerators]
+    tasks = [spec.worker_demand] * allocation.workers + [spec.ps_demand] * allocation.ps + [coordinator]
+    for places in itertools.product(*[usable] * (len(tasks) - 1), range(len(nodes))):
+        loads = [total([task for task, at in zip(tasks, places, strict=True) if at == n]) for n in range(len(nodes))]
+        if all(load.fits_in(node.capacity) for load, node in zip(loads, nodes, strict=True)):
             return True
     return False
 
@@ -68,6 +68,7 @@ def brute_force_fits(nodes: list[Node], spec: JobSpec, allocation: Allocation) -
     workers=st.integers(1, 3),
     servers=st.integers(0, 2),
     accelerators=st.sampled_from([(), ("V100",), ("T4", "V100")]),
+    coordinator=st.one_of(st.just(Resources()), amounts),
 )
 def test_a_job_fits_an_empty_cluster_exactly_when_some_arrangement_of_its_tasks_does(
     capacities: list[tuple[Resources, str]],
@@ -76,6 +77,7 @@ def test_a_job_fits_an_empty_cluster_exactly_when_some_arrangement_of_its_tasks_
     workers: int,
     servers: int,
     accelerators: tuple[str, ...],
+    coordinator: Resources,
 ) -> None:
     """A wrong no turns a user away for good; a wrong yes lets a job wait for ever."""
     nodes = [Node(NodeName(f"n{i}"), amount, kind) for i, (amount, kind) in enumerate(capacities)]
@@ -84,7 +86,8 @@ def test_a_job_fits_an_empty_cluster_exactly_when_some_arrangement_of_its_tasks_
         accelerators=accelerators,
     )  # fmt: skip
     allocation = Allocation(workers, servers)
-    assert fits(nodes, spec, allocation) == brute_force_fits(nodes, spec, allocation)
+    fitting = brute_force_fits(nodes, spec, allocation, coordinator)
+    assert fits(nodes, spec, allocation, coordinator) == fitting
 
 
 states = st.builds(

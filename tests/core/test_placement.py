@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from fedsched.core.choosing import Rule
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName
-from fedsched.core.job import Allocation, Placement, Range, Role, TaskPlacement, allocation_of, task_name
+from fedsched.core.job import (
+    Allocation,
+    Placement,
+    Range,
+    Role,
+    TaskPlacement,
+    allocation_of,
+    coordinator_of,
+    task_name,
+)
 from fedsched.core.placement import TentativePlacement, place
 from fedsched.core.resources import Resources
 from tests.core.world import node
@@ -178,10 +187,11 @@ def test_a_job_runs_only_on_accelerators_that_it_named() -> None:
     worker=st.integers(1, 4),
     ps=st.integers(1, 4),
     size=st.tuples(st.integers(1, 3), st.integers(0, 2)),
+    coordinator=st.integers(0, 2),
 )
 @settings(deadline=None)
 def test_a_minimum_that_fits_in_any_way_is_granted(
-    capacities: list[int], worker: int, ps: int, size: tuple[int, int]
+    capacities: list[int], worker: int, ps: int, size: tuple[int, int], coordinator: int
 ) -> None:
     """The controller admits a job that can be packed; a placement that cannot would let it wait for ever."""
     nodes = tuple(node(f"n{i}", cpus) for i, cpus in enumerate(capacities))
@@ -191,16 +201,17 @@ def test_a_minimum_that_fits_in_any_way_is_granted(
         ps=(size[1], size[1]),
         worker_demand=Resources(cpu_milli=worker * 1000),
         ps_demand=Resources(cpu_milli=ps * 1000),
+        coordinator_demand=Resources(cpu_milli=coordinator * 1000),
     )
     budget = TentativePlacement(Observation(0, 1.0, nodes, (job,)))
-    tasks = [worker] * size[0] + [ps] * size[1]
+    tasks = [worker] * size[0] + [ps] * size[1] + [coordinator]
+    assert budget.would_fit(job.job_id) == fits_by_brute_force(capacities, tasks)
     assert budget.grant(job.job_id, *size) == fits_by_brute_force(capacities, tasks)
+    placed = budget.placement(job.job_id)
+    assert len(coordinator_of(placed)) == bool(placed and coordinator)
+    cpus = {Role.WORKER: worker, Role.PS: ps, Role.COORDINATOR: coordinator}
     for machine in nodes:
-        taken = [
-            worker if entry.role is Role.WORKER else ps
-            for entry in budget.placement(job.job_id)
-            if entry.node == machine.name
-        ]
+        taken = [cpus[entry.role] for entry in placed if entry.node == machine.name]
         assert sum(taken) * 1000 <= machine.capacity.cpu_milli
 
 

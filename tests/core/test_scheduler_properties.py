@@ -26,6 +26,7 @@ from fedsched.core.events import (
 )
 from fedsched.core.ids import NodeName
 from fedsched.core.job import LIFECYCLE, TERMINAL, JobPhase, Progress, Reason
+from fedsched.core.resources import Resources
 from tests.core.world import World, dispatched, node, spec
 
 NODES = ("n1", "n2", "n3")
@@ -72,8 +73,18 @@ class Cluster(RuleBasedStateMachine):
         cooldown_s=st.sampled_from([0.0, 15.0]),
         limit_s=st.sampled_from([None, 40.0]),
         attempts=st.integers(1, 3),
+        coordinator=st.sampled_from([0, 0, 500, 1000]),
     )
-    def submit(self, least: int, more: int, ps: int, cooldown_s: float, limit_s: float | None, attempts: int) -> None:
+    def submit(
+        self,
+        least: int,
+        more: int,
+        ps: int,
+        cooldown_s: float,
+        limit_s: float | None,
+        attempts: int,
+        coordinator: int,
+    ) -> None:
         job = spec(
             f"job-{self.next_job}",
             workers=(least, least + more),
@@ -82,6 +93,7 @@ class Cluster(RuleBasedStateMachine):
             max_runtime_s=limit_s,
             max_attempts=attempts,
             submitted_s=self.world.now_s,
+            coordinator_demand=Resources(cpu_milli=coordinator),
         )
         self.next_job += 1
         self.world.specs[job.job_id] = job

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fedsched.core.ids import TaskName
 from fedsched.core.record import Record
@@ -64,3 +64,34 @@ def assign(
         load[fullest] -= size
         give(index, emptiest)
     return tuple(owners[index] for index in range(len(blocks)))
+
+
+def travelling(before: Sequence[TaskName], after: Sequence[TaskName], together: Collection[TaskName]) -> list[int]:
+    """Blocks whose bytes must go from one server to another: not those that both see in one memory.
+
+    Args:
+        together: servers that keep their blocks in the same memory.
+    """
+    owners = enumerate(zip(before, after, strict=True))
+    return [index for index, (old, new) in owners if old != new and not (old in together and new in together)]
+
+
+def stage(
+    blocks: Sequence[Block],
+    before: Sequence[TaskName],
+    after: Sequence[TaskName],
+    together: Collection[TaskName],
+    size_bytes: float,
+) -> tuple[TaskName, ...]:
+    """Do as many of the moves between two assignments as travel in so many bytes, at least one, and all that need not.
+
+    Stages that follow each other come to `after`. Moving state in small parts while work goes on, each with a short
+    switch of its own, is what Megaphone (Hoffmann et al., VLDB 2019) does for streams of data.
+    """
+    owners, sent_bytes = list(after), 0
+    for index in travelling(before, after, together):
+        if sent_bytes and sent_bytes + blocks[index].size_bytes > size_bytes:
+            owners[index] = before[index]
+        else:
+            sent_bytes += blocks[index].size_bytes
+    return tuple(owners)

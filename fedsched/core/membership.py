@@ -77,6 +77,8 @@ class TaskReported(Record, frozen=True):
     """Server: the newest checkpoint version of which it has written its shard."""
     pause_s: float = 0.0
     """Worker: how long the last switch held it up."""
+    shares: bool = False
+    """Server: keeps its blocks in the coordinator's memory. Between two such servers they move without a byte sent."""
 
 
 class TaskGone(Record, frozen=True):
@@ -85,6 +87,16 @@ class TaskGone(Record, frozen=True):
     time_s: float
     task: TaskName
     error: str = ""
+
+
+class NewcomerLost(Record, frozen=True):
+    """The executor knows that a task which an order waits for will not join: its process has ended."""
+
+    time_s: float
+    seq: int
+    """Of the order."""
+    task: TaskName
+    message: str
 
 
 class ScaleRequested(Record, frozen=True):
@@ -130,6 +142,7 @@ Event = (
     ModelDescribed
     | TaskReported
     | TaskGone
+    | NewcomerLost
     | ScaleRequested
     | StopRequested
     | CheckpointWritten

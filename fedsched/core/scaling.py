@@ -9,6 +9,11 @@ a *scaling clock*: the first step of the new plan, always one that nobody has be
 reach the clock is therefore also the one that shows the new plan: nobody can run past it under the old one, and no
 acknowledgement has to be waited for. Checkpoints use the same trick: a step that ends with a checkpoint is announced
 before anybody may run it.
+
+Blocks that move between servers without common memory take time, and a step under the new plan cannot end before they
+have come. Dense gradients change every block in every step, so a copy made ahead would be out of date at once, and
+all of it would have to be sent again at the clock. Such blocks therefore move for good, a part at a time: a resize is
+then several switches, each of so many bytes as travel while workers compute, and the last one completes the order.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from fedsched.core.blocks import Block, assign, index_of
+from fedsched.core.blocks import Block, assign, index_of, stage, travelling
 from fedsched.core.ids import TaskName
 from fedsched.core.job import Role, role_of
 from fedsched.core.membership import (
@@ -32,6 +37,7 @@ from fedsched.core.membership import (
     End,
     Event,
     ModelDescribed,
+    NewcomerLost,
     Phase,
     Plan,
     ScaleRequested,
@@ -59,6 +65,14 @@ class ScalingConfig(Record, frozen=True):
     window_steps_max: int = 64
     resend_s: float = 2.0
     """A view that was not seen for so long is sent again."""
+    pause_s: float = 0.01
+    """A switch after which workers waited longer than this is followed by one that moves less, else by one that moves
+    more."""
+    travel_bytes_per_s: float = 50e6
+    """How fast blocks of parameters travel, with what the optimiser keeps for them: a cautious guess for the first
+    switch, which moves what travels within one step. Pauses decide on the following ones."""
+    switches_max: int = 16
+    """Of one resize: none moves less than such a part of what travels."""
 
 
 @dataclass(slots=True)
@@ -71,6 +85,7 @@ class _Member:
     holds: int = 0
     saved: int = -1
     pause_s: float = 0.0
+    shares: bool = False
     view: View | None = None
     """Sent last."""
     sent_s: float = 0.0
@@ -87,6 +102,22 @@ class _Order(Record, frozen=True):
     seq: int
     tasks: tuple[TaskName, ...]
     until_s: float
+
+
+@dataclass(slots=True)
+class _Move:
+    """A resize whose first switch is committed: all who come have come, and it is not rolled back any more."""
+
+    owners: tuple[TaskName, ...]
+    """Of each block, in the end."""
+    least_bytes: float
+    """That a switch moves, if there is so much left."""
+    stage_bytes: float
+    """That the next switch moves at most."""
+    pause_s: float = 0.0
+    """Longest so far."""
+    switched_s: float = -math.inf
+    """When the last switch was complete."""
 
 
 @dataclass(slots=True)
@@ -135,6 +166,8 @@ class Scaling:
     _dismissed: set[TaskName] = field(default_factory=set)
     """Tasks that must leave, come when they may."""
     _order: _Order | None = None
+    _move: _Move | None = None
+    """How far the order is carried out; None before its first switch."""
     _waiting: _Order | None = None
     """Newest order that came while a switch was under way."""
     _saves: dict[int, tuple[TaskName, ...]] = field(default_factory=dict)
@@ -187,6 +220,8 @@ class Scaling:
                 self._report(event)
             case TaskGone():
                 self._gone(event)
+            case NewcomerLost():
+                self._lose_newcomer(event)
             case ScaleRequested():
                 self._request(event)
             case StopRequested():
@@ -222,6 +257,7 @@ class Scaling:
         member.seen = max(member.seen, event.seen)
         member.holds = max(member.holds, event.holds)
         member.saved = max(member.saved, event.saved)
+        member.shares = event.shares
         if event.done >= member.done:
             member.done, member.pause_s = event.done, event.pause_s
         done = self._done_by_all(event.done) if self.plan else 0
@@ -257,6 +293,15 @@ class Scaling:
             self._end(Phase.FAILED, why)
         elif self._order and event.task in self._order.tasks:
             self._roll_back(f"{why} while joining")
+
+    def _lose_newcomer(self, event: NewcomerLost) -> None:
+        """One that has joined is missed by its stream's end, which also tells what it said last."""
+        order = self._order
+        if order and not self._move and order.seq == event.seq and event.task in self._missing(order):
+            self._roll_back(f"{event.task} ended before it joined: {event.message}")
+        elif self._waiting and self._waiting.seq == event.seq and event.task not in self._members:
+            waiting, self._waiting = self._waiting, None
+            self._answer(waiting, False, f"{event.task} ended before it joined: {event.message}")
 
     def _trained(self) -> bool:
         """Whether every worker has the final parameters."""
@@ -319,7 +364,7 @@ class Scaling:
                 self._answer(order, False, "the job is stopping")
                 self._dismiss(set(order.tasks) - self._needed())
         if self.next_plan is None:
-            self._order = self._waiting = None
+            self._order = self._waiting = self._move = None
         if self.plan is None or not event.checkpoint:
             self._end(Phase.STOPPED, "")
             return
@@ -365,45 +410,60 @@ class Scaling:
     def _settle_switch(self) -> None:
         if self.next_plan is not None and not self._not_over(self.next_plan):
             self._complete_switch(self.next_plan)
-        if self.next_plan is None and self._order is None and self._waiting is not None:
+        if self.next_plan is None and (self._order is None or self._move) and self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._take(waiting)
         if self._order is None or self.next_plan is not None:
             return
-        missing = [task for task in self._order.tasks if not self._ready(task)]
+        if self._move and self._saved_s <= self._move.switched_s and self._checkpoint_is_due():
+            return  # One checkpoint comes between two switches; the blocks stay where they are for so long.
+        missing = self._missing(self._order)
         # A server that is leaving must not take a shard with it that a checkpoint still waits for.
         if not missing and not self._saves:
             self._commit(self._order)
-        elif self.time_s > self._order.until_s:
+        elif not self._move and self.time_s > self._order.until_s:
             late = f"{', '.join(missing)} did not join" if missing else "the checkpoint under way was not written"
             self._roll_back(f"{late} in time")
 
-    def _ready(self, task: TaskName) -> bool:
-        return task in self._members and not self._members[task].told_to_leave
+    def _missing(self, order: _Order) -> list[TaskName]:
+        """Whom the order still waits for."""
+        return [t for t in order.tasks if t not in self._members or self._members[t].told_to_leave]
 
     def _commit(self, order: _Order) -> None:
         assert self.plan is not None
         assert self._blocks is not None
-        if set(order.tasks) == set(self.plan.tasks):
+        servers = self._in_order(self.plan.servers, order.tasks, Role.PS)
+        owners = self._move.owners if self._move else self._assigned(servers, self.plan.owners)
+        if set(order.tasks) == set(self.plan.tasks) and owners == self.plan.owners:
             self._order = None
             self._answer(order, True, "")
             return
         clock = self.granted + max(1, self._window() // 2)
         if clock >= self.steps:
-            self._roll_back(f"the training ends at step {self.steps}, before the switch could be made")
+            # A server that has got blocks already is needed to the end, which will be the answer.
+            if not self._move:
+                self._roll_back(f"the training ends at step {self.steps}, before the switch could be made")
             return
-        servers = self._in_order(self.plan.servers, order.tasks, Role.PS)
         if not servers and not set(self.plan.workers) & set(order.tasks):
             self._roll_back("no worker that has the parameters would stay")
             return
-        self.next_plan = Plan(
-            self.plan.number + 1,
-            clock,
-            self._in_order(self.plan.workers, order.tasks, Role.WORKER),
-            servers,
-            self._assigned(servers, self.plan.owners),
-        )
+        together = {task for task, member in self._members.items() if member.shares}
+        self._move = self._move or self._begin_move(owners, together)
+        if clock + 2 * self._window() < self.steps:  # Otherwise this is the last occasion.
+            owners = stage(self._blocks, self.plan.owners, owners, together, self._move.stage_bytes)
+        if owners != self._move.owners:
+            servers = self.plan.servers + tuple(server for server in servers if server not in self.plan.servers)
+        workers = self._in_order(self.plan.workers, order.tasks, Role.WORKER)
+        self.next_plan = Plan(self.plan.number + 1, clock, workers, servers, owners)
         self._committed_s = self.time_s
+
+    def _begin_move(self, owners: tuple[TaskName, ...], together: set[TaskName]) -> _Move:
+        assert self.plan is not None
+        assert self._blocks is not None
+        assert self._pace is not None
+        moving = travelling(self.plan.owners, owners, together)
+        least = sum(self._blocks[index].size_bytes for index in moving) / self.config.switches_max
+        return _Move(owners, least, max(least, (self._pace.step_s or 0.0) * self.config.travel_bytes_per_s))
 
     def _in_order(self, before: tuple[TaskName, ...], wanted: tuple[TaskName, ...], role: Role) -> tuple[TaskName, ...]:
         """Who stays keeps its place, so the chief changes only when it leaves; who is new comes last."""
@@ -427,18 +487,27 @@ class Scaling:
     def _complete_switch(self, plan: Plan) -> None:
         assert self.plan is not None
         assert self._order is not None
+        assert self._move is not None
         pause_s = max([self._members[task].pause_s for task in plan.workers if task in self._members], default=0.0)
         self._dismiss(set(self.plan.tasks) - set(plan.tasks))
         self.plan, self.next_plan, self._committed_s = plan, None, math.inf
-        order, self._order = self._order, None
-        self._answer(order, True, "", pause_s)
+        move = self._move
+        move.pause_s = max(move.pause_s, pause_s)
+        if plan.owners == move.owners:
+            order, self._order, self._move = self._order, None, None
+            self._answer(order, True, "", move.pause_s)
+        else:
+            factor = 2.0 if pause_s <= self.config.pause_s else 0.5
+            move.stage_bytes = max(move.least_bytes, factor * move.stage_bytes)
+            move.switched_s = self.time_s
+
+    def _checkpoint_is_due(self) -> bool:
+        due = self.time_s - self._saved_s >= self.config.checkpoint_every_s
+        return due and not self._saves and self._stop_step is None and self.granted + 1 < self.steps
 
     def _settle_checkpoints(self) -> None:
-        due = self.time_s - self._saved_s >= self.config.checkpoint_every_s
-        if due and not self._saves and self.next_plan is None and self._stop_step is None:
-            step = self.granted + 1
-            if step < self.steps:
-                self._save_at(step)
+        if self._checkpoint_is_due() and self.next_plan is None:
+            self._save_at(self.granted + 1)
         if self.granted >= self.steps and self.checkpoint_step < self.steps and self.steps not in self._saves:
             self._save_at(self.steps)
         for step, servers in sorted(self._saves.items()):
@@ -510,7 +579,7 @@ class Scaling:
 
     def _roll_back(self, message: str, keep: Iterable[TaskName] = ()) -> None:
         assert self._order is not None
-        order, self._order = self._order, None
+        order, self._order, self._move = self._order, None, None
         self._dismiss(set(order.tasks) - self._needed() - set(keep))
         self._answer(order, False, message)
 

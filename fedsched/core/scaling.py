@@ -65,14 +65,14 @@ class ScalingConfig(Record, frozen=True):
     window_steps_max: int = 64
     resend_s: float = 2.0
     """A view that was not seen for so long is sent again."""
-    pause_s: float = 0.01
-    """A switch after which workers waited longer than this is followed by one that moves less, else by one that moves
-    more."""
-    travel_bytes_per_s: float = 50e6
-    """How fast blocks of parameters travel, with what the optimiser keeps for them: a cautious guess for the first
-    switch, which moves what travels within one step. Pauses decide on the following ones."""
+    pause_s: float = 0.02
+    """A switch for which workers waited longer than this is followed by one that moves half as much, else by one that
+    moves `growth` times as much: nobody knows beforehand how fast blocks travel."""
+    growth: float = 4.0
     switches_max: int = 16
-    """Of one resize: none moves less than such a part of what travels."""
+    """Of one resize: none moves less than such a part of what travels, and the first one no more."""
+    switch_bytes_min: float = 1e6
+    """So little travels at once: it would gain nothing in parts."""
 
 
 @dataclass(slots=True)
@@ -460,10 +460,10 @@ class Scaling:
     def _begin_move(self, owners: tuple[TaskName, ...], together: set[TaskName]) -> _Move:
         assert self.plan is not None
         assert self._blocks is not None
-        assert self._pace is not None
         moving = travelling(self.plan.owners, owners, together)
-        least = sum(self._blocks[index].size_bytes for index in moving) / self.config.switches_max
-        return _Move(owners, least, max(least, (self._pace.step_s or 0.0) * self.config.travel_bytes_per_s))
+        part = sum(self._blocks[index].size_bytes for index in moving) / self.config.switches_max
+        least = max(part, self.config.switch_bytes_min)
+        return _Move(owners, least, least)
 
     def _in_order(self, before: tuple[TaskName, ...], wanted: tuple[TaskName, ...], role: Role) -> tuple[TaskName, ...]:
         """Who stays keeps its place, so the chief changes only when it leaves; who is new comes last."""
@@ -489,15 +489,20 @@ class Scaling:
         assert self._order is not None
         assert self._move is not None
         pause_s = max([self._members[task].pause_s for task in plan.workers if task in self._members], default=0.0)
-        self._dismiss(set(self.plan.tasks) - set(plan.tasks))
+        leaving = set(self.plan.tasks) - set(plan.tasks)
+        self._dismiss(leaving)
         self.plan, self.next_plan, self._committed_s = plan, None, math.inf
+        if self._waiting and leaving & set(self._waiting.tasks):
+            # It was given before they left, so it cannot mean others that come under their names.
+            waiting, self._waiting = self._waiting, None
+            self._answer(waiting, False, f"{', '.join(sorted(leaving))} left at the switch before")
         move = self._move
         move.pause_s = max(move.pause_s, pause_s)
         if plan.owners == move.owners:
             order, self._order, self._move = self._order, None, None
             self._answer(order, True, "", move.pause_s)
         else:
-            factor = 2.0 if pause_s <= self.config.pause_s else 0.5
+            factor = self.config.growth if pause_s <= self.config.pause_s else 0.5
             move.stage_bytes = max(move.least_bytes, factor * move.stage_bytes)
             move.switched_s = self.time_s
 

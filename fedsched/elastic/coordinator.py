@@ -169,7 +169,14 @@ class Coordinator(MembershipServicer, JobControlServicer):
                 saved = self._shard_written(link.task, report.saved, now_s)
                 self._handle(
                     membership.TaskReported(
-                        now_s, link.task, report.seen, report.done, report.holds, saved, report.pause_s
+                        now_s,
+                        link.task,
+                        seen=report.seen,
+                        done=report.done,
+                        holds=report.holds,
+                        saved=saved,
+                        pause_s=report.pause_s,
+                        shares=link.shares,
                     )
                 )
 
@@ -211,6 +218,13 @@ class Coordinator(MembershipServicer, JobControlServicer):
                 self._handle(membership.ScaleRequested(time.monotonic(), request.seq, tasks, request.deadline_s))
         # The core answers every order: at its deadline, when the switch is done, or when the job ends.
         return answer.result()
+
+    def Lose(self, request: pb.LostTask, context: grpc.ServicerContext) -> pb.LostTaskNoted:
+        """Wait for a newcomer no longer."""
+        with self._lock:
+            lost = membership.NewcomerLost(time.monotonic(), request.seq, TaskName(request.task), request.message)
+            self._handle(lost)
+        return pb.LostTaskNoted()
 
     def Follow(self, request: pb.FollowRequest, context: grpc.ServicerContext) -> Iterator[pb.JobReport]:
         """The job's state now and after every change."""

@@ -400,9 +400,8 @@ class AttemptDriver:
             self._post_adopted()  # from here on it is a start like any other
         elif self._heard.report.phase == JobReport.TRAINING and self._restore is None:
             members = tuple(sorted(TaskName(task) for task in self._heard.report.tasks))
-            strangers = [task for task in self._tasks if task not in members and task != COORDINATOR]
-            running = any(self._tasks.runs(task) for task in strangers)
-            self._restore = _Restore(members, self._ask(self._adopting, members) if running else None)
+            # Asked even where they all are members: some may be on their way out, for as long as their blocks travel.
+            self._restore = _Restore(members, self._ask(self._adopting, members))
 
     def _push_restore(self, restore: _Restore) -> None:
         """A task that is no member was starting or leaving when the executor before went: settle it, then answer."""
@@ -539,10 +538,14 @@ class AttemptDriver:
         resize = self._resize
         if resize is not None and not resize.settled and task in resize.added:
             resize.failure = explain(task, record, self._tasks.log_tail(task))[1]
+            if resize.asked is not None:
+                resize.asked.lose(task, resize.failure)
         elif self._is_leaving(task):
             pass
-        elif record.code == 0 and resize is not None and task in resize.removed:
-            pass  # It left at the switch, of which the coordinator tells only when all others have taken theirs.
+        elif resize is not None and task in resize.removed and (record.code == 0 or not record.is_seen):
+            # It left at the switch, of which the coordinator tells only when all others have taken theirs. Nobody sees
+            # an end that cannot be put on record, on a full disk say; the coordinator knows whether it was too early.
+            pass
         elif record.code == 0:
             # Either the job's end has begun, or the task left too early; time will tell.
             self._settle_until = min(self._settle_until, time.monotonic() + self._context.deadlines.settle_s)

@@ -67,6 +67,10 @@ class Control:
         answer: Answer = self._stub.Scale.future(request, timeout=deadline_s + 5.0)
         return answer
 
+    def lose(self, seq: int, task: TaskName, message: str) -> None:
+        """Tell that a task which the order waits for has ended before it joined."""
+        self._stub.Lose.future(training_pb2.LostTask(seq=seq, task=task, message=message), timeout=AGAIN_S)
+
     def stop(self, checkpoint: bool, grace_s: float) -> Answer:
         """Order the job's end."""
         request = training_pb2.StopRequest(checkpoint=checkpoint, grace_s=grace_s)
@@ -115,6 +119,11 @@ class MemberOrder:
         self._until_s = now_s + deadline_s + ANSWER_S
         self._answer = control.scale(number, members, deadline_s)
         self._again_s = now_s + AGAIN_S
+        self._lost: tuple[TaskName, str] | None = None
+
+    def lose(self, task: TaskName, message: str) -> None:
+        """One of the newcomers has ended: the others need not wait for it."""
+        self._lost, self._again_s = (task, message), time.monotonic()
 
     def reply(self, *, expected: bool) -> training_pb2.ScaleReply | str | None:
         """The coordinator's, or why there is none; None while it may still come.
@@ -123,6 +132,10 @@ class MemberOrder:
             expected: the coordinator runs, and has a job to look after.
         """
         if not self._answer.done():
+            # Told again, because it may have come there before the order itself.
+            if self._lost is not None and time.monotonic() >= self._again_s:
+                self._control.lose(self._number, *self._lost)
+                self._again_s = time.monotonic() + AGAIN_S
             return None
         problem = self._answer.exception()
         if problem is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from fedsched.executor import records
 from fedsched.executor.backend import TaskBackend
 from fedsched.executor.records import Attempt, ExitRecord, TaskRecord
 
+_log = logging.getLogger(__name__)
 EXIT_RECORD_S = 1.5
 """How long after a task's end its exit record may come; later, nobody saw the end."""
 LOG_TAIL_BYTES = 16384
@@ -35,6 +37,8 @@ class Roster(dict[TaskName, SeenTask]):
         super().__init__()
         self._backend = backend
         self._files = files
+        self._unwritten: set[TaskName] = set()
+        """Tasks whose records on disk are older than those here: there was no room."""
 
     def recall(self) -> None:
         """Add what is on record and not here."""
@@ -42,7 +46,9 @@ class Roster(dict[TaskName, SeenTask]):
             self.setdefault(task, SeenTask(record))
 
     def look(self) -> None:
-        """Note which tasks have ended since."""
+        """Note which tasks have ended since, and put on record what could not be before."""
+        for task in sorted(self._unwritten):
+            self._write(task)
         for seen in self.values():
             if seen.exit is not None:
                 continue
@@ -70,7 +76,18 @@ class Roster(dict[TaskName, SeenTask]):
         seen = self.get(task)
         if seen is not None and seen.record.node != node:
             seen.record = replace(seen.record, node=node)
-            records.write(self._files.task(task), seen.record)
+            self._write(task)
+
+    def _write(self, task: TaskName) -> None:
+        """Put a task's record on disk, now or, where that is full, as soon as it is not: the task goes on meanwhile."""
+        try:
+            if task in self:
+                records.write(self._files.task(task), self[task].record)
+            self._unwritten.discard(task)
+        except OSError as problem:
+            if task not in self._unwritten:
+                _log.warning("cannot put on record where %s runs, trying again: %s", task, problem)
+            self._unwritten.add(task)
 
     def forget(self, tasks: Iterable[TaskName]) -> None:
         """Tasks that have left for good are no longer part of the attempt; their exits stay on record."""

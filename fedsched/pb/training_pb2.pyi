@@ -82,6 +82,48 @@ class ScaleReply(_message.Message):
 Global___ScaleReply: _TypeAlias = ScaleReply  # noqa: Y015
 
 @_typing.final
+class LostTask(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQ_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    seq: _builtins.int
+    """of the order"""
+    task: _builtins.str
+    message: _builtins.str
+    """how it ended"""
+    def __init__(
+        self,
+        *,
+        seq: _builtins.int = ...,
+        task: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "seq", b"seq", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostTask: _TypeAlias = LostTask  # noqa: Y015
+
+@_typing.final
+class LostTaskNoted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostTaskNoted: _TypeAlias = LostTaskNoted  # noqa: Y015
+
+@_typing.final
 class FollowRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

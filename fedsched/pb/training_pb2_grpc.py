@@ -40,6 +40,11 @@ class JobControlStub:
                 request_serializer=fedsched_dot_pb_dot_training__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=fedsched_dot_pb_dot_training__pb2.ScaleReply.FromString,
                 _registered_method=True)
+        self.Lose = channel.unary_unary(
+                '/fedsched.v1.JobControl/Lose',
+                request_serializer=fedsched_dot_pb_dot_training__pb2.LostTask.SerializeToString,
+                response_deserializer=fedsched_dot_pb_dot_training__pb2.LostTaskNoted.FromString,
+                _registered_method=True)
         self.Follow = channel.unary_stream(
                 '/fedsched.v1.JobControl/Follow',
                 request_serializer=fedsched_dot_pb_dot_training__pb2.FollowRequest.SerializeToString,
@@ -59,6 +64,13 @@ class JobControlServicer:
     def Scale(self, request, context):
         """Makes exactly `tasks` the job's members. New ones are started by the executor before or after this call;
         the call returns when the switch is done, or rolled back (ok = false) at the deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lose(self, request, context):
+        """A task that an order waits for has ended before it joined, as the executor saw: the order is answered at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +97,11 @@ def add_JobControlServicer_to_server(servicer, server):
                     servicer.Scale,
                     request_deserializer=fedsched_dot_pb_dot_training__pb2.ScaleRequest.FromString,
                     response_serializer=fedsched_dot_pb_dot_training__pb2.ScaleReply.SerializeToString,
+            ),
+            'Lose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lose,
+                    request_deserializer=fedsched_dot_pb_dot_training__pb2.LostTask.FromString,
+                    response_serializer=fedsched_dot_pb_dot_training__pb2.LostTaskNoted.SerializeToString,
             ),
             'Follow': grpc.unary_stream_rpc_method_handler(
                     servicer.Follow,
@@ -125,6 +142,33 @@ class JobControl:
             '/fedsched.v1.JobControl/Scale',
             fedsched_dot_pb_dot_training__pb2.ScaleRequest.SerializeToString,
             fedsched_dot_pb_dot_training__pb2.ScaleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedsched.v1.JobControl/Lose',
+            fedsched_dot_pb_dot_training__pb2.LostTask.SerializeToString,
+            fedsched_dot_pb_dot_training__pb2.LostTaskNoted.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class JobControlStub:
     """Makes exactly `tasks` the job's members. New ones are started by the executor before or after this call;
     the call returns when the switch is done, or rolled back (ok = false) at the deadline.
     """
+    Lose: _grpc.UnaryUnaryMultiCallable[_training_pb2.LostTask, _training_pb2.LostTaskNoted]
+    """A task that an order waits for has ended before it joined, as the executor saw: the order is answered at once."""
     Follow: _grpc.UnaryStreamMultiCallable[_training_pb2.FollowRequest, _training_pb2.JobReport]
     """Follows the job: one message at once, then one whenever progress or phase changes, at most every 0.2 s."""
     Stop: _grpc.UnaryUnaryMultiCallable[_training_pb2.StopRequest, _training_pb2.StopReply]
@@ -51,6 +53,8 @@ class JobControlAsyncStub(JobControlStub):
     """Makes exactly `tasks` the job's members. New ones are started by the executor before or after this call;
     the call returns when the switch is done, or rolled back (ok = false) at the deadline.
     """
+    Lose: _aio.UnaryUnaryMultiCallable[_training_pb2.LostTask, _training_pb2.LostTaskNoted]  # type: ignore[assignment]
+    """A task that an order waits for has ended before it joined, as the executor saw: the order is answered at once."""
     Follow: _aio.UnaryStreamMultiCallable[_training_pb2.FollowRequest, _training_pb2.JobReport]  # type: ignore[assignment]
     """Follows the job: one message at once, then one whenever progress or phase changes, at most every 0.2 s."""
     Stop: _aio.UnaryUnaryMultiCallable[_training_pb2.StopRequest, _training_pb2.StopReply]  # type: ignore[assignment]
@@ -68,6 +72,14 @@ class JobControlServicer(metaclass=_abc_1.ABCMeta):
         """Makes exactly `tasks` the job's members. New ones are started by the executor before or after this call;
         the call returns when the switch is done, or rolled back (ok = false) at the deadline.
         """
+
+    @_abc_1.abstractmethod
+    def Lose(
+        self,
+        request: _training_pb2.LostTask,
+        context: _ServicerContext,
+    ) -> _typing.Union[_training_pb2.LostTaskNoted, _abc.Awaitable[_training_pb2.LostTaskNoted]]:
+        """A task that an order waits for has ended before it joined, as the executor saw: the order is answered at once."""
 
     @_abc_1.abstractmethod
     def Follow(

@@ -21,9 +21,7 @@ from fedsched.core.membership import Phase, Plan, View
 from fedsched.core.scaling import Scaling, ScalingConfig
 
 BLOCKS = (Block("a", 400), Block("b", 100), Block("c", 90), Block("d", 10), Block("e", 10))
-CONFIG = ScalingConfig(
-    join_s=20.0, stall_s=60.0, checkpoint_every_s=1.0, resend_s=0.5, travel_bytes_per_s=500.0, switches_max=10
-)
+CONFIG = ScalingConfig(join_s=20.0, stall_s=60.0, checkpoint_every_s=1.0, resend_s=0.5, switch_bytes_min=0.0)
 
 
 def names(*tasks: str) -> tuple[TaskName, ...]:
@@ -179,7 +177,7 @@ class World:
             done=max(twin.step, 0),
             holds=twin.holds,
             saved=twin.saved,
-            pause_s=self.chance.choice((0.0, 0.02)),
+            pause_s=self.chance.choice((0.0, 0.05)),
             shares=twin.shares,
         )
         self.deliver(lambda: self.report(twin, report))
@@ -561,7 +559,7 @@ def test_blocks_that_travel_move_in_switches_of_few_bytes_and_come_to_where_one_
 
 def travelling_core(*first: str, steps: int = 10_000) -> Scaling:
     """A job of which each block travels by itself, ready to be resized."""
-    config = ScalingConfig(travel_bytes_per_s=0.0, switches_max=1000, checkpoint_every_s=5.0)
+    config = ScalingConfig(growth=1.0, switches_max=1000, switch_bytes_min=0.0, checkpoint_every_s=5.0)
     core = Scaling(names(*first), 0.0, 0, config)
     core.handle(membership.ModelDescribed(0.0, BLOCKS, steps))
     for task in names(*first):

@@ -32,6 +32,8 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
         self.wanted = os.environ["FEDSCHED_TASKS"].split(",")
         self.report.tasks.extend(self.wanted)
         self.answers: dict[int, futures.Future[training_pb2.ScaleReply]] = {}
+        self.lost: set[int] = set()
+        """Orders whose newcomers have ended."""
         self.over = threading.Event()
         self.turns_back_at = int(sys.argv[3])
         self.pause_s, self.switch_s = float(sys.argv[4]), float(sys.argv[5])
@@ -70,7 +72,8 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
             (self.directory / "unwanted" / task).unlink(missing_ok=True)
         time.sleep(self.pause_s)
         while not self.joined(wanted):
-            if (time.monotonic() > until and not self.switch_s) or self.over.is_set():
+            late = time.monotonic() > until and not self.switch_s
+            if late or self.over.is_set() or request.seq in self.lost:
                 with self.changed:
                     members = list(self.report.tasks)
                 return training_pb2.ScaleReply(ok=False, tasks=members, message="not all joined in time")
@@ -84,6 +87,10 @@ class Coordinator(training_pb2_grpc.JobControlServicer):
             self.report.tasks.extend(wanted)
             self.changed.notify_all()
         return training_pb2.ScaleReply(ok=True, tasks=wanted, pause_s=0.01)
+
+    def Lose(self, request: training_pb2.LostTask, context: Any) -> training_pb2.LostTaskNoted:
+        self.lost.add(request.seq)
+        return training_pb2.LostTaskNoted()
 
     def Stop(self, request: training_pb2.StopRequest, context: Any) -> training_pb2.StopReply:
         with self.changed:

@@ -7,12 +7,12 @@ import math
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from fedsched.core.events import JobExited, JobStarted, ProgressReported
+from fedsched.core.events import JobExited, JobScaled, JobStarted, ProgressReported
 from fedsched.core.job import Reason
 from fedsched.executor import hearing
 from fedsched.executor.orders import Programs
@@ -170,6 +170,27 @@ def test_a_full_disk_at_a_checkpoint_costs_the_checkpoint_and_not_the_job(traini
     )
     assert b"No space left on device" in (training.attempt.logs / "coordinator.log").read_bytes()
     assert training.alive() == set()
+
+
+def test_a_disk_that_is_full_while_a_job_shrinks_costs_it_nothing(training: Cluster, tmp_path: Path) -> None:
+    """Neither what nobody could put on record, the leaver's end and where the others count now, nor the attempt."""
+    with small_disk(training.root, "32m"):
+        start(training, tmp_path, "time.sleep(2.5 if session.is_chief else 0)", workers=2)
+        training.wait_for(JobStarted, deadline_s=120.0)
+        filler = training.root / "filler"
+        with suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+        mark = training.mark()
+        training.scale(placement(1, 1, node="n2"))
+        scaled = training.wait_for(JobScaled, after=mark, deadline_s=120.0)
+        assert scaled.placement == placement(1, 1, node="n2")
+        steps = _steps(training, 0)
+        eventually(lambda: _steps(training, mark) > steps, "it trains on", 60.0)
+        filler.unlink()
+        eventually(lambda: training.record("worker-0").node == "n2", "what an adoption has to know is on record", 20.0)
+        training.stop(Reason.CANCELLED_BY_USER, checkpoint=False, grace_s=2.0)
+        assert training.wait_for(JobExited).reason is Reason.CANCELLED_BY_USER
 
 
 def _steps(cluster: Cluster, mark: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported
+from fedsched.core.events import JobAdopted, JobExited, JobScaled, JobStarted, ProgressReported, ScaleFailed
 from fedsched.core.job import Range, Reason
 from fedsched.executor import records
 from fedsched.executor.orders import Programs
@@ -34,6 +34,11 @@ for step, (x, y) in enumerate(session.batches(data, batch_size=32, epochs=int(os
     if step == int(os.environ.get("CRASH_AT", "-1")):
         raise RuntimeError("the data has a hole")
     session.step(nn.functional.mse_loss(model(x), y))
+"""
+
+NEWCOMERS_END = """torch.manual_seed(0)
+if os.environ["FEDSCHED_TASK"] == "worker-1":
+    raise RuntimeError("this machine has no data")
 """
 
 
@@ -90,6 +95,24 @@ def test_a_real_job_survives_resizes_a_restarted_agent_and_a_killed_launcher(tra
     assert (killed.reason, killed.attempt) == (Reason.TASK_KILLED, 2)
     assert killed.message.startswith("worker-1 was killed by SIGKILL")
     assert training.alive(attempt=2) == set()
+
+
+def test_a_newcomer_that_ends_before_it_joins_is_not_waited_for(training: Cluster, tmp_path: Path) -> None:
+    """A resize that fails at once can be tried elsewhere; the job trains on, and the reason is the script's own."""
+    training.scale_deadline_s = 600.0
+    (tmp_path / "train.py").write_text(SCRIPT.replace("torch.manual_seed(0)", NEWCOMERS_END))
+    spec = training.spec("python train.py", workdir=str(tmp_path), env=(("EPOCHS", "100000"),), grace_s=5.0)
+    training.start(spec, placement(1, 1))
+    training.wait_for(JobStarted, deadline_s=90.0)
+    training.scale(placement(2, 2))
+    failed = training.wait_for(ScaleFailed, deadline_s=90.0)
+
+    assert failed.placement == placement(1, 1)
+    assert "worker-1" in failed.message
+    assert "RuntimeError: this machine has no data" in failed.message
+    mark = training.mark()
+    training.wait_for(ProgressReported, after=mark)
+    assert training.alive() == {"coordinator", "worker-0", "ps-0"}
 
 
 def test_a_real_job_finishes_or_names_the_script_that_failed(training: Cluster, tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ everybody. So a class is believed per cluster:
   that cluster's part of the class is left out.
 * A class of which the cluster has seen nothing is judged by the median over the others, without what only one of them
   has seen. Of two that contradict each other neither is used.
-* Where there is nothing to compare a class with, its cluster is believed unless it is wrong about more classes than it
-  is right about.
+* Where there is nothing to compare a class with, its cluster is believed.
+* But who contradicts the rest, us above all, in more classes than it agrees with them is not heard at all: not about
+  what nobody else has seen, nor as a witness against the only other one that has seen a class. (When a liar was left
+  out only class by class, each class that it and one honest cluster had seen was lost at first: eight clusters took 8.2
+  slots to come within 5 % of the best instead of 5.5; without a liar they take 5.4.)
 * Of what is used each part counts as if its cluster were off by `APART` of its own: however many jobs it has seen, it
   says no more than that allows. What was seen here counts in full, so in the end it decides.
 
@@ -20,7 +23,7 @@ All of it follows from the statistics alone, in whatever order they came.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 from statistics import median
@@ -39,6 +42,10 @@ APART = 0.05
 FAR = 4.0
 """Mean squared difference, relative to what is expected, from which on two are not of one class."""
 NOISE_MAX = 0.5
+OWN_WORDS = 2
+"""What was seen here counts as much as what so many others have seen, when it is asked who contradicts the rest."""
+AGAINST = -1
+"""Who contradicts in so many classes more than it agrees in is still heard: it may be the other one who is wrong."""
 
 _Where = tuple[int, int]
 """Workers and parameter servers."""
@@ -63,27 +70,71 @@ def trusted(own: SpeedStatistics, parts: Sequence[SpeedStatistics], period_last:
             all the rest forgotten.
     """
     mine, theirs = _by_kind(own), [_by_kind(part) for part in parts]
-    used: list[tuple[_Cells, float, int, bool]] = []
-    balance = [0] * len(parts)
-    """By part: classes in which it was found right, less those in which it was found wrong."""
-    for kind in sorted({kind for part in theirs for kind in part}):
-        cells = [part.get(kind, []) for part in theirs]
-        here = mine.get(kind, [])
-        noise = _noise([*cells, here])
-        verdicts = _verdicts(_means(here), [_means(one) for one in cells], noise)
-        for index, right in verdicts.items():
-            balance[index] += 0 if right is None else 1 if right else -1
-            if right is not False:
-                used.append((cells[index], noise, index, right is None))
+    kinds = sorted({kind for part in theirs for kind in part})
+    noises = {kind: _noise([*(part.get(kind, []) for part in theirs), mine.get(kind, [])]) for kind in kinds}
+    here = {kind: _means(cells) for kind, cells in mine.items()}
+    there = [{kind: _means(cells) for kind, cells in part.items()} for part in theirs]
+    believed = _believed(here, there, noises)
     result = SpeedStatistics()
-    for cells_of, noise, index, unknown in used:
-        # Who is wrong about what we know is not believed about the rest.
-        if unknown and balance[index] < 0:
-            continue
-        for cell, sums in cells_of:
-            if cell.period <= period_last:
-                result.add(cell, _discounted(sums, noise))
+    for kind in kinds:
+        # Who contradicts the rest does not contradict one honest witness of a class either.
+        shown = [there[index].get(kind, {}) if index in believed else {} for index in range(len(parts))]
+        for index, right in _verdicts(here.get(kind, {}), shown, noises[kind]).items():
+            if right is False:
+                continue
+            for cell, sums in theirs[index][kind]:
+                if cell.period <= period_last:
+                    result.add(cell, _discounted(sums, noises[kind]))
     return result
+
+
+def _believed(
+    here: Mapping[Kind, _Class], there: Sequence[Mapping[Kind, _Class]], noises: Mapping[Kind, float]
+) -> set[int]:
+    """Parts that do not contradict the rest more often than they agree with it.
+
+    Every class that two have seen is one word for or against both. One after the other who is contradicted most is
+    left out, and with it all that it says of the others.
+    """
+    words = _words(here, there, noises)
+    left = set(range(len(there)))
+    while left:
+        standing = {index: words[index][index] + sum(words[index][other] for other in left - {index}) for index in left}
+        worst = min(standing.values())
+        if worst >= AGAINST:
+            break
+        left -= {index for index in left if standing[index] == worst}
+    return left
+
+
+def _words(
+    here: Mapping[Kind, _Class], there: Sequence[Mapping[Kind, _Class]], noises: Mapping[Kind, float]
+) -> list[list[int]]:
+    """By two parts, classes in which they agree less those in which they do not; of a part with itself: with us."""
+    words = [[0] * len(there) for _ in there]
+    for kind, noise in noises.items():
+        own = here.get(kind)
+        seen = [(index, part[kind]) for index, part in enumerate(there) if kind in part]
+        for number, (index, one) in enumerate(seen):
+            if own:
+                words[index][index] += OWN_WORDS * _word(own, one, noise)
+            for other, another in seen[number + 1 :]:
+                word = _word(one, another, noise)
+                words[index][other] += word
+                words[other][index] += word
+    return words
+
+
+def _word(one: _Class, other: _Class, noise: float) -> int:
+    """1 where two that saw a class agree about it, -1 where they contradict each other, 0 where nobody can tell."""
+    shared = sorted(one.keys() & other.keys())
+    if not shared:
+        return -1 if _apart(one, other, noise) > FAR else 0
+    apart = [
+        (one[at].log - other[at].log) ** 2 / (LIKE**2 + noise**2 * (1 / one[at].count + 1 / other[at].count))
+        for at in shared
+    ]
+    return 1 if sum(apart) / len(apart) <= FAR else -1
 
 
 _Cells = list[tuple[SpeedCell, SpeedSums]]

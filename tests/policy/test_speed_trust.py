@@ -94,6 +94,56 @@ def test_who_is_wrong_about_what_we_know_is_not_believed_about_the_rest() -> Non
     assert classes(trusted(own, [honest], 1)) == {"resnet", "bert", "secret"}
 
 
+def honest_about(names: str, seed: int, workers: tuple[int, ...] = WORKERS) -> SpeedStatistics:
+    """Of one class per letter, each with a scaling and a level of its own."""
+    return SpeedStatistics().merged(
+        cluster(POWERS[name], level=LEVELS[name], name=name, seed=seed, workers=workers) for name in names
+    )
+
+
+POWERS = {"a": 0.9, "b": 0.5, "c": 0.2, "d": -0.2}
+LEVELS = {"a": 0.01, "b": 0.1, "c": 0.001, "d": 0.03}
+
+
+def lie_about(names: str, seed: int) -> SpeedStatistics:
+    """The same classes, scaling the other way round."""
+    return SpeedStatistics().merged(
+        cluster(-POWERS[name] - 0.8, level=LEVELS[name], name=name, seed=seed, jobs=100) for name in names
+    )
+
+
+def test_a_liar_cannot_silence_the_only_honest_cluster_that_has_seen_a_class() -> None:
+    """At first few have seen each class; whoever contradicted the only witness would keep it from everybody."""
+    honest = [honest_about("ab", 1), honest_about("bc", 2), honest_about("ca", 3), honest_about("d", 4)]
+    parts = [*honest, lie_about("abcd", 5)]
+    for own in (NOBODY, honest_about("b", 6)):
+        assert trusted(own, parts, 1) == trusted(own, honest, 1)
+        assert classes(trusted(own, parts, 1)) == {"a", "b", "c", "d"}
+
+
+def test_an_odd_honest_cluster_is_still_heard_about_what_it_shares_with_others() -> None:
+    """Its `d` is another model than everybody's. That is no reason not to believe it about `a` and `b`."""
+    rest = [honest_about("abd", seed) for seed in (1, 2, 3)]
+    odd = honest_about("ab", 4).merged([cluster(-1.5, level=0.3, name="d", seed=4)])
+    found = trusted(NOBODY, [*rest, odd], 1)
+    assert found == trusted(NOBODY, [*rest, honest_about("ab", 4)], 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.sampled_from("abcd"), min_size=2), st.integers(0, 99)), min_size=3, max_size=7
+    ).filter(lambda drawn: all(sum(letter in names for names, _ in drawn) >= 2 for letter in "abcd")),
+    st.sets(st.sampled_from("abcd"), min_size=3),
+    st.sampled_from([(1, 2), (2, 4, 8), WORKERS]),
+)
+def test_whatever_honest_clusters_have_seen_one_liar_takes_nothing_away(
+    drawn: list[tuple[set[str], int]], told: set[str], workers: tuple[int, ...]
+) -> None:
+    honest = [honest_about("".join(sorted(names)), seed, workers) for names, seed in drawn]
+    liar = lie_about("".join(sorted(told)), 100)
+    assert trusted(NOBODY, [*honest, liar], 1) == trusted(NOBODY, honest, 1)
+
+
 def test_a_somewhat_slower_machine_is_no_other_class() -> None:
     own, slower = cluster(0.9), cluster(0.9, level=0.0085, seed=2)
     assert len(trusted(own, [slower], 1)) == len(WORKERS)

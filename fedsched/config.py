@@ -210,6 +210,10 @@ class RoundConfig(Tree):
     samples_min: int = Field(default=32, ge=1)
     """The very first round is held as soon as a quorum of agents has so many; later ones follow the interval."""
     learning_rate: float = Field(default=1e-4, gt=0)
+    half_after: float | None = Field(default=None, gt=0)
+    """Where it is given, the learning rate is that of one cluster's gradient: a round of eight steps eight times as
+    far, and after so many gradients half as far, after twice as many a third, and so on. None: all rounds step alike.
+    """
     norm_max: float = Field(default=100.0, gt=0)
     """An update whose gradient norm is above this is refused."""
     combine: Literal["weighted_mean", "trimmed_mean"] = "weighted_mean"

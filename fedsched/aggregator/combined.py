@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsched.config import COMBINED, AggregatorConfig
 from fedsched.errors import InvalidConfiguration
-from fedsched.federation.loop import Combining, Gradients, Weights, combiner
+from fedsched.federation.loop import Combining, Weights, gradients
 from fedsched.policy import registry
 from fedsched.policy.registry import LEARNED_SPEED
 
@@ -42,9 +42,8 @@ def combined(config: AggregatorConfig) -> CombinedPolicy:
 
         first = speed_checkpoint.BUILTIN if source == "builtin" else Path(source)
         return CombinedPolicy(first, speed_pool.load, Sums(registry.make_learned_speed(config.policy).period_s))
-    rules = config.rounds
-    gradients = Gradients(combiner(rules.combine, rules.trim_fraction))
+    combining = gradients(config.rounds)
     # Whatever the file, it must hold this policy's weights: agents of another could decide with none of its versions.
     return CombinedPolicy(
-        registry.weights_file(name, source), lambda path: registry.weights(name, str(path)), gradients
+        registry.weights_file(name, source), lambda path: registry.weights(name, str(path)), combining
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
+
+if TYPE_CHECKING:
+    from fedsched.sim.comparing import Interval
 
 
 def register(app: typer.Typer) -> None:
@@ -222,6 +225,7 @@ def sharing(
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each.")] = 3,
     held_out: Annotated[int, typer.Option(min=1, help="Workloads that what was learned is judged on.")] = 1,
     tolerance: Annotated[float, typer.Option(min=0.0, help="What is good enough, over the greedy's JCT.")] = 0.1,
+    slots: Annotated[int, typer.Option(min=2, max=64, help="Of each cluster, until which it is looked at.")] = 20,
     output: Output = Format.TABLE,
 ) -> None:
     """Measure how many slots clusters need to learn speeds, alone and sharing what they see.
@@ -250,21 +254,28 @@ def sharing(
         sizes=sizes,
         seeds=range(seeds),
         held_out=held_out,
+        slots=slots,
         tell=lambda text: typer.echo(text, err=True),
     )
     speedups = summary(found, tolerance)
     if not emit({"speedups": speedups, "curves": found}, output, [str(speedup.together) for speedup in speedups]):
         table(
-            ("TOGETHER", "SLOTS", "95%", "REACHED", "AT THE END", "WORST AGAINST ALONE"),
+            ("TOGETHER", "SLOTS", "TO ALONE", "REACHED", "AT THE END", "WORST AGAINST ALONE"),
             [
                 (
                     speedup.together,
-                    f"{speedup.slots.mean:.1f}",
-                    "" if speedup.slots.half is None else f"±{speedup.slots.half:.1f}",
+                    _told(speedup.slots, ".1f"),
+                    _told(speedup.to_alone, ".2f"),
                     f"{speedup.reached:.0%}",
-                    f"{speedup.excess.mean:+.1%}",
-                    f"{speedup.worst_cluster} {speedup.worst.mean:+.1%}",
+                    _told(speedup.excess, "+.1%"),
+                    f"{speedup.worst_cluster} {_told(speedup.worst, '+.1%')}",
                 )
                 for speedup in speedups
             ],
         )
+
+
+def _told(found: Interval, form: str) -> str:
+    """A mean, and half its interval where there is one."""
+    half = "" if found.half is None else f" ±{found.half:{form.removeprefix('+')}}"
+    return f"{found.mean:{form}}{half}"

@@ -193,6 +193,8 @@ class Combined(Record, frozen=True):
     number: int
     weights: NewWeights
     now_s: float
+    left_out: tuple[tuple[ClusterName, str], ...] = ()
+    """Whose update was not made use of, and why."""
 
 
 class CombineFailed(Record, frozen=True):
@@ -367,6 +369,11 @@ class Rounds:
         return self._version
 
     @property
+    def quorum(self) -> int:
+        """Fewest updates that make a round count."""
+        return self._rules.quorum
+
+    @property
     def members(self) -> dict[ClusterName, Member]:
         """The connected agents, sorted by cluster."""
         return dict(sorted(self._members.items()))
@@ -487,6 +494,9 @@ class Rounds:
     def _combined(self, event: Combined) -> list[RoundCommand]:
         held = self._at(event.number, Stage.COMBINING)
         weights = event.weights
+        for cluster, why in event.left_out:
+            del held.contributions[cluster]
+            held.absent[cluster] = Absentee(cluster, Absence.REJECTED, why)
         policy = PolicyRecord(
             name=self._policy,
             version=self._version_last + 1,

@@ -34,6 +34,7 @@ from fedsched.core.rounds import (
 )
 from fedsched.federation.averaging import Inspection, Update, inspect, trimmed_mean, weighted_mean
 from fedsched.federation.optimiser import ServerOptimiser
+from fedsched.federation.repute import left_out, noted
 from fedsched.federation.source import Arrays
 
 
@@ -96,8 +97,14 @@ class Combining(Protocol):
     def inspect(self, weights: Weights, update: Arrays) -> Inspection:
         """Look at an update for these weights before anything is computed with it."""
 
+    def left_out(self, before: BaseVersion) -> Mapping[ClusterName, str]:
+        """Whose updates do not count in a round that starts from there, and why."""
+
     def step(self, before: BaseVersion, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
         """The weights after the round, and the optimiser; the same for whatever order of the updates.
+
+        Args:
+            updates: of all, those that are left out too.
 
         Raises:
             Unusable: they cannot be used.
@@ -110,9 +117,17 @@ Combiner = Callable[[Sequence[Update]], Arrays]
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Updates are gradients: one is made of them, and the weights take a step down."""
+    """Updates are gradients: one is made of them, and the weights take a step down.
+
+    With `half_after` the learning rate is that of a single gradient: a round of n steps as far as n rounds of one
+    would, so that eight clusters learn from eight times as many decisions and not only from better means (the linear
+    rule of Goyal et al., 2017). And the m-th gradient's step is shorter by 1 + m / `half_after` (Robbins and Monro,
+    1951), or who takes more steps would sooner be where policy gradients do harm: what is at its best gets worse again.
+    """
 
     combine: Combiner
+    half_after: float | None = None
+    """None: all rounds step as far."""
 
     def samples_min(self, configured: int) -> int:
         """As configured: a gradient of three decisions is noise."""
@@ -122,16 +137,58 @@ class Gradients:
         """Whether it is finite and fits, and how long it is."""
         return inspect(weights.arrays, update)
 
+    def left_out(self, before: BaseVersion) -> Mapping[ClusterName, str]:
+        """Who points against the rest."""
+        return left_out(before.optimiser.reputes)
+
     def step(self, before: BaseVersion, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
-        """One step of the optimiser.
+        """One step of the optimiser, and a note of who pulls against the rest.
 
         Raises:
-            Unusable: the new weights are not finite.
+            Unusable: the new weights are not finite, or everybody is left out.
         """
-        arrays, optimiser = before.optimiser.step(before.checkpoint.arrays, self.combine(updates))
+        known = before.optimiser
+        without = self.left_out(before).keys()
+        counted = [update for update in updates if update.cluster not in without]
+        if not counted:
+            raise Unusable("each of those that gave an update is left out")
+        arrays, optimiser = known.step(
+            before.checkpoint.arrays,
+            self.combine(counted),
+            factor=self._factor(known.given, len(counted)),
+            given=len(counted),
+            reputes=noted(known.reputes, updates, without),
+        )
         if not all(bool(np.isfinite(array).all()) for array in arrays.values()):
             raise Unusable("the new weights hold NaN or infinity")
         return before.checkpoint.replaced(arrays, story), optimiser
+
+    def _factor(self, before: int, given: int) -> float:
+        """How many times the learning rate the step is long, after so many gradients."""
+        if self.half_after is None:
+            return 1.0
+        return sum(1 / (1 + number / self.half_after) for number in range(before, before + given))
+
+
+class GradientRules(Protocol):
+    """How configuration says that gradients become a step; see `fedsched.config.RoundConfig`."""
+
+    @property
+    def combine(self) -> str:
+        """Name of the combiner."""
+
+    @property
+    def trim_fraction(self) -> float:
+        """Of the trimmed mean."""
+
+    @property
+    def half_after(self) -> float | None:
+        """As `Gradients` has it."""
+
+
+def gradients(config: GradientRules) -> Gradients:
+    """How configuration says that gradients are combined."""
+    return Gradients(combiner(config.combine, config.trim_fraction), config.half_after)
 
 
 def combiner(name: str, trim_fraction: float) -> Combiner:
@@ -262,12 +319,17 @@ class RoundLoop:
 
     def _combine(self, command: Combine) -> Combined | CombineFailed:
         with self._ports.stage("round.combine", {"updates": len(command.accepted)}):
+            without = self._combining.left_out(self._active)
             story: dict[str, str | int | float] = {
                 "round": command.number,
                 "parent_version": self._active.record.version,
-                "contributors": ", ".join(command.accepted),
+                "contributors": ", ".join(name for name in command.accepted if name not in without),
             }
             updates = [self._updates[cluster] for cluster in command.accepted]
+            counted = sum(cluster not in without for cluster in command.accepted)
+            if counted < self._core.quorum:
+                why = f"{len(updates) - counted} of {len(updates)} updates are left out: {'; '.join(without.values())}"
+                return CombineFailed(command.number, why, self._ports.now_s())
             try:
                 weights, optimiser = self._combining.step(self._active, updates, story)
             except Unusable as problem:
@@ -279,7 +341,8 @@ class RoundLoop:
                 why = f"the new weights cannot be written: {problem}"
                 return CombineFailed(command.number, why, self._ports.now_s())
             self._made = (weights, data, optimiser)
-            return Combined(command.number, written, self._ports.now_s())
+            out = tuple((name, without[name]) for name in command.accepted if name in without)
+            return Combined(command.number, written, self._ports.now_s(), left_out=out)
 
     def _save(self, command: SaveRound) -> None:
         attributes = {"outcome": command.record.outcome.value, "version": command.record.version}

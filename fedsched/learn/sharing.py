@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsched.core.ids import ClusterName
@@ -127,6 +127,10 @@ class Sums:
             why = f"its periods last {part.period_s:g} s; the federation's last {self._period_s:g} s"
             return Inspection(why, finite=True, norm=0.0)
         return Inspection("", finite=True, norm=0.0)
+
+    def left_out(self, before: BaseVersion) -> Mapping[ClusterName, str]:
+        """Nobody: each cluster judges what the others have seen, class by class (`fedsched.policy.speed_trust`)."""
+        return {}
 
     def step(self, before: BaseVersion, updates: Sequence[Update], story: Story) -> tuple[Weights, ServerOptimiser]:
         """The pool with what is news; nothing descends, so the optimiser stays as it is."""

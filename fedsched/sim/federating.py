@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fedsched.config import PolicyConfig
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import RoundRecord
-from fedsched.federation.loop import BaseVersion, Combining, Gradients, Standing, Weights, combiner
+from fedsched.federation.loop import BaseVersion, Combining, Standing, Weights, gradients
 from fedsched.federation.source import Arrays
 from fedsched.learn.kinds import TEACHABLE, first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
@@ -173,7 +173,7 @@ class Forming:
             combining, weights = Sums(registry.make_learned_speed(config).period_s), Pool()
         else:
             first = weights = self._first or first_weights(config.name, config.checkpoint, config.seed)
-            combining = Gradients(combiner(section.combine, section.trim_fraction))
+            combining = gradients(section)
         index = len(self._groups)
         if index == len(self._school.standings):
             self._school.standings.append(first_standing(config.name, weights, section.learning_rate))

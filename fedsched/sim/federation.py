@@ -38,7 +38,7 @@ from fedsched.core.rounds import (
 from fedsched.core.speeds import UNIT, SpeedCell, SpeedStatistics, SpeedSums
 from fedsched.core.versions import AcceptRule, Action
 from fedsched.federation.exchange import GradientReply, decline, heard, question_to, respond
-from fedsched.federation.loop import BaseVersion, Combining, Gradients, RoundLoop, Standing, Weights, combiner
+from fedsched.federation.loop import BaseVersion, Combining, RoundLoop, Standing, Weights, gradients
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.federation.source import Arrays, Gradient, Hello, PolicyOffer
 from fedsched.learn.contributing import ClusterLearning
@@ -385,7 +385,7 @@ class Federation:
         self._standing = standing
         self._config = config
         self._seed = config.seed + seed
-        self._combining = combining or Gradients(combiner(config.combine, config.trim_fraction))
+        self._combining = combining or gradients(config)
         self._samples_min = self._combining.samples_min(config.samples_min)
         self._judge = judge or Judge()
         self._loop: RoundLoop | None = None

@@ -13,7 +13,7 @@ from fedsched.core.rounds import RoundOutcome, RoundRecord
 from fedsched.core.versions import Promotion, State
 from fedsched.federation.averaging import Update, norm
 from fedsched.federation.exchange import GradientReply
-from fedsched.federation.loop import BaseVersion, Combining, Gradients, Standing, combiner
+from fedsched.federation.loop import BaseVersion, Combining, Standing, gradients
 from fedsched.federation.source import Hello
 from fedsched.policy.speed_pool import STATISTICS, Pool, part_of
 from fedsched.sim.federation import Judge
@@ -36,7 +36,7 @@ class FederationJudge(Judge):
 
     def __init__(self, standing: Standing, config: FederationSectionConfig, combining: Combining | None = None) -> None:
         self._config = config
-        self._combining = combining or Gradients(combiner(config.combine, config.trim_fraction))
+        self._combining = combining or gradients(config)
         self._version_last = standing.version_last
         self._number_last = standing.number_last
         self._in_force = standing.active.record.digest

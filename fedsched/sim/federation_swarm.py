@@ -9,7 +9,7 @@ from msgspec import structs
 from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
 from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName, JobId, stream
-from fedsched.federation.loop import Combining, Gradients, combiner
+from fedsched.federation.loop import Combining, gradients
 from fedsched.learn.kinds import first_weights, kind_of
 from fedsched.learn.sharing import Sums
 from fedsched.policy.checkpoint import Checkpoint
@@ -102,9 +102,7 @@ def run_federation(seed: int, rules: Rules, *, jobs: int, until_s: float, observ
     section = draw_section(seed, names, until_s)
     sharing = stream(seed, "swarm/sharing").random() < 0.5
     first: Checkpoint | None = None if sharing else first_weights(DL2.name, "builtin", 0)
-    combining: Combining = (
-        Sums(PERIOD_S) if first is None else Gradients(combiner(section.combine, section.trim_fraction))
-    )
+    combining: Combining = Sums(PERIOD_S) if first is None else gradients(section)
     standing = first_standing(LEARNED_SPEED if first is None else DL2.name, first or Pool(), section.learning_rate)
     judge, judges, collector = FederationJudge(standing, section, combining), Judges(), Collector()
     members, setups, coming = [], [], []

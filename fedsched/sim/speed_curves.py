@@ -33,8 +33,10 @@ from fedsched.sim.running import Request, build, run_whole
 from fedsched.sim.seeds import apart
 from fedsched.sim.world import World
 
-MARKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20)
-"""Slots of a cluster after which what it knows is looked at."""
+MARKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+"""Slots of a cluster after which what it knows is looked at, up to the last that is asked for."""
+SLOTS = 20
+"""The last, where nothing is said."""
 HELD_OUT = 500_000
 """Seeds of jobs that nobody learned from begin here."""
 Tell = Callable[[str], None]
@@ -143,10 +145,15 @@ class LearningCurve:
     excess: tuple[float, ...]
     """By mark: mean JCT relative to the greedy's that knows the true speeds, less 1."""
 
+    @property
+    def last(self) -> int:
+        """The last mark."""
+        return MARKS[len(self.excess) - 1]
+
     def slots_to(self, tolerance: float) -> int | None:
         """After how many slots it stayed within `tolerance` of the greedy; None: never."""
         reached = None
-        for mark, excess in zip(MARKS, self.excess, strict=True):
+        for mark, excess in zip(MARKS, self.excess, strict=False):
             if excess > tolerance:
                 reached = None
             elif reached is None:
@@ -161,6 +168,7 @@ def curves(
     sizes: Sequence[int],
     seeds: Sequence[int],
     held_out: int,
+    slots: int = SLOTS,
     tell: Tell = lambda _: None,
 ) -> list[LearningCurve]:
     """The curves of all clusters.
@@ -170,6 +178,7 @@ def curves(
         sizes: how many share with each other.
         seeds: of the trainings.
         held_out: workloads that each set of knowledge is judged on.
+        slots: of each cluster; what it knows is looked at until then.
 
     Raises:
         InvalidInput: a run did not end, or the experiment has no federation.
@@ -181,16 +190,17 @@ def curves(
         )
     options = LearnedSpeedOptions.model_validate(experiment.policies[label].options)
     judged = _Judging(experiment.model_copy(update={"federation": None}), label, options, held_out)
+    marks = [mark for mark in MARKS if mark <= slots]
     found = []
     for seed in seeds:
         for size in sizes:
             sharers = _Sharers(experiment, label, size, seed)
             run = 0
-            while min(cluster.slots for cluster in sharers.clusters.values()) < MARKS[-1]:
+            while min(cluster.slots for cluster in sharers.clusters.values()) < marks[-1]:
                 sharers.run(experiment, apart(seed, run))
                 run += 1
             excess = [
-                judged.excess({name: one.known[mark] for name, one in sharers.clusters.items()}) for mark in MARKS
+                judged.excess({name: one.known[mark] for name, one in sharers.clusters.items()}) for mark in marks
             ]
             for name in sharers.clusters:
                 found.append(LearningCurve(name, size, seed, tuple(at[name] for at in excess)))
@@ -229,6 +239,8 @@ class Speedup:
     together: int
     slots: Interval
     """Mean over clusters of the slots to the quality; who never reached it counts with twice the last mark."""
+    to_alone: Interval
+    """The same, relative to the clusters alone, training by training."""
     reached: float
     """Share of the clusters that did."""
     excess: Interval
@@ -246,11 +258,15 @@ def summary(found: Sequence[LearningCurve], tolerance: float) -> list[Speedup]:
     """
     alone = {(curve.cluster, curve.seed): curve.excess[-1] for curve in found if curve.together == 1}
     seeds = sorted({curve.seed for curve in found})
+    slots_alone = [
+        _mean_slots([curve for curve in found if curve.together == 1 and curve.seed == seed], tolerance)
+        for seed in seeds
+    ]
     speedups = []
     for size in sorted({curve.together for curve in found}):
         own = [curve for curve in found if curve.together == size]
         by_seed = [[curve for curve in own if curve.seed == seed] for seed in seeds]
-        slots = [sum(curve.slots_to(tolerance) or 2 * MARKS[-1] for curve in part) / len(part) for part in by_seed]
+        slots = [_mean_slots(part, tolerance) for part in by_seed]
         differences = {
             name: interval([curve.excess[-1] - alone[name, curve.seed] for curve in own if curve.cluster == name])
             for name in sorted({curve.cluster for curve in own})
@@ -260,6 +276,7 @@ def summary(found: Sequence[LearningCurve], tolerance: float) -> list[Speedup]:
             Speedup(
                 size,
                 interval(slots),
+                interval([here / there for here, there in zip(slots, slots_alone, strict=True)]),
                 sum(curve.slots_to(tolerance) is not None for curve in own) / len(own),
                 interval([sum(curve.excess[-1] for curve in part) / len(part) for part in by_seed]),
                 differences[worst],
@@ -267,3 +284,8 @@ def summary(found: Sequence[LearningCurve], tolerance: float) -> list[Speedup]:
             )
         )
     return speedups
+
+
+def _mean_slots(own: Sequence[LearningCurve], tolerance: float) -> float:
+    """Over clusters, of the slots to the quality."""
+    return sum(curve.slots_to(tolerance) or 2 * curve.last for curve in own) / len(own)

@@ -117,6 +117,23 @@ def test_the_round_closes_at_its_deadline_with_what_has_come() -> None:
     assert "within 10 s" in absent.why
 
 
+def test_a_round_names_whose_update_was_left_out_of_what_it_made() -> None:
+    """`fedsched federation rounds` is where people look for why a cluster does not count."""
+    core = begun(EAST, NORTH, WEST)
+    for cluster in (EAST, NORTH, WEST):
+        core.handle(update(cluster))
+
+    (save,) = core.handle(Combined(4, WEIGHTS, 1062, left_out=((NORTH, "it points against the others'"),)))
+
+    assert isinstance(save, SaveRound)
+    assert save.policy is not None
+    assert save.policy.contributors == (EAST, WEST)
+    assert save.policy.samples == 100
+    assert [given.cluster for given in save.record.contributions] == [EAST, WEST]
+    (absent,) = save.record.absent
+    assert (absent.cluster, absent.absence, absent.why) == (NORTH, Absence.REJECTED, "it points against the others'")
+
+
 def test_too_few_updates_leave_the_policy_as_it_is_and_say_so() -> None:
     """A round that a single cluster could decide is what the quorum is there to prevent."""
     core = begun(EAST, WEST)

@@ -432,6 +432,25 @@ def test_every_kind_of_bad_gradient_differs_from_the_good_one(kind: Any) -> None
     assert replace(bad, gradients=good.gradients, base_version=4) == good
 
 
+def test_a_cluster_that_sends_its_gradients_backwards_is_left_out_by_the_rounds_and_named() -> None:
+    """No look at a single gradient finds it; the record of the round is where its operator looks for why."""
+    section = {
+        "interval_s": 10,
+        "deadline_s": 5,
+        "half_after": 100,
+        "members": {"north": {"spoils": {"kind": "reversed"}}},
+    }
+    federation = learnt(run(declared(**section)))
+
+    assert part(federation, "north").rejected >= 3
+    (why,) = [why for why, _ in part(federation, "north").why if "point against" in why]
+    assert why.startswith("its gradients point against the others' (cosine ")
+    for name in ("east", "west"):
+        assert not part(federation, name).rejected
+    last = [record for record in federation.records if record.outcome is RoundOutcome.COMBINED][-1]
+    assert "north" not in [given.cluster for given in last.contributions]
+
+
 @pytest.mark.parametrize("seed", [10, 12, 23])
 def test_the_swarm_draws_federations_too(seed: int) -> None:
     """A quarter of the seeds; their digest tells of both worlds, so both are the same each time."""

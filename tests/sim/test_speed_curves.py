@@ -40,6 +40,8 @@ def test_who_ends_worse_than_alone_is_named_and_who_never_learns_counts() -> Non
     assert alone.worst.mean == 0
     assert pair.slots.mean == (MARKS[0] + 2 * MARKS[-1]) / 2
     assert pair.reached == 0.5
+    assert pair.to_alone == Interval(pair.slots.mean / MARKS[1], 0.0)
+    assert alone.to_alone == Interval(1.0, 0.0)
     assert pair.worst_cluster == "c2"
     assert pair.worst.mean == pytest.approx(0.2)
 
@@ -68,8 +70,9 @@ def test_judges_see_nothing_wrong_in_a_federation_with_a_liar_and_every_run_is_t
 
 
 def test_curves_begin_with_nothing_and_end_near_the_greedy() -> None:
-    found = curves(small(2), "alone", sizes=(1, 2), seeds=(0,), held_out=1)
+    found = curves(small(2), "alone", sizes=(1, 2), seeds=(0,), held_out=1, slots=16)
     assert len(found) == 4
+    assert {one.last for one in found} == {16}
     for one in found:
         assert one.excess[-1] < 0.2
         assert one.excess[-1] < one.excess[0]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,18 +22,16 @@ from pydantic_core import PydanticCustomError
 from fedsched import yamlfile
 from fedsched.core.cluster import Node
 from fedsched.core.gate import GateRule
-from fedsched.core.ids import NAME_PATTERN, NodeName
+from fedsched.core.ids import NodeName
 from fedsched.core.resources import Resources
 from fedsched.core.rounds import RoundRules
 from fedsched.core.versions import AcceptRule
 from fedsched.errors import InvalidConfiguration
 from fedsched.policy import plugins
-from fedsched.yamlfile import shown
+from fedsched.problems import ABSOLUTE, ABSOLUTE_OR_EMPTY, ADDRESS, KIND, NAME, NODE, problems
 
-Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
-
-
-NodeText = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$")]
+Name = Annotated[str, Field(pattern=NAME)]
+NodeText = Annotated[str, Field(pattern=NODE)]
 """Clusters name their nodes by themselves: host names and addresses are among them."""
 PORT_MAX = 65535
 
@@ -46,9 +43,7 @@ def _port_exists(address: str) -> str:
     return address
 
 
-Address = Annotated[str, Field(pattern=r"^[^:\s]+:\d{1,5}$", description="host:port"), AfterValidator(_port_exists)]
-KIND = "kind "
-"""Tags of a union's members begin so: they tell which member a problem is in, and are left out of its path."""
+Address = Annotated[str, Field(pattern=ADDRESS), AfterValidator(_port_exists)]
 LeaseLength = Annotated[int, Field(ge=2, le=3600)]
 """Seconds; etcd takes no more than some years, and nobody waits for an hour."""
 CPUS_MAX, MEMORY_MAX_GB, GPUS_MAX = 100_000.0, 1e9, 100_000.0
@@ -58,6 +53,9 @@ class Tree(BaseModel):
     """A part of the configuration: frozen, and unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    shown_in: ClassVar[str] = ""
+    """A file of the repository to compare with, for what is a whole file."""
 
 
 class NodeConfig(Tree):
@@ -297,7 +295,7 @@ class LocalExecutorConfig(AnyExecutorConfig):
     """Keep each task to as many cores as it was given; for a cluster that has the machine to itself."""
     gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """The machine's GPUs that the cluster may use, by number; all unless they are given."""
-    cgroup: str = Field(default="", pattern=r"^(/.*)?$")
+    cgroup: str = Field(default="", pattern=ABSOLUTE_OR_EMPTY)
     """Directory of the cgroup (version 2) below which each task gets one with its limits; without it the agent's own,
     or the one around it, if one of them may be used so."""
     start_s_max: float = Field(default=120.0, gt=0)
@@ -331,7 +329,7 @@ class KubernetesExecutorConfig(AnyExecutorConfig):
     namespace: str = "default"
     claim: str = ""
     """The persistent volume claim with the directory; without one `mount` is a directory of every node."""
-    mount: str = Field(pattern=r"^/")
+    mount: str = Field(pattern=ABSOLUTE)
     """Where the volume is mounted, in pods as for the agent."""
     kubeconfig: str = ""
     """Leads to the cluster; without it the one that the agent runs in, or else kubectl's own."""
@@ -382,6 +380,8 @@ ExecutorConfig = Annotated[
 class AgentConfig(Tree):
     """One agent process."""
 
+    shown_in: ClassVar[str] = "deployments/local/agent.yaml"
+
     cluster: Name
     state_dir: Path
     etcd: Address
@@ -404,6 +404,8 @@ class AgentConfig(Tree):
 class ControllerConfig(Tree):
     """One controller process."""
 
+    shown_in: ClassVar[str] = "deployments/local/controller.yaml"
+
     listen: Address
     etcd: Address
     state_dir: Path
@@ -415,6 +417,8 @@ class ControllerConfig(Tree):
 
 class AggregatorConfig(Tree):
     """One aggregator process."""
+
+    shown_in: ClassVar[str] = "deployments/local/aggregator.yaml"
 
     listen: Address
     etcd: Address
@@ -436,6 +440,8 @@ class ClusterConfig(Tree):
 
 class FederationConfig(Tree):
     """A whole federation on this machine, as `fedsched up` starts it."""
+
+    shown_in: ClassVar[str] = "deployments/local/federation.yaml"
 
     name: Name = "local"
     controller: Address = "127.0.0.1:7480"
@@ -502,40 +508,9 @@ def parse(kind: type[C], plain: Any, origin: str, context: Mapping[str, Any] | N
         lines = problems(kind, problem)
         raise InvalidConfiguration(
             f"{origin} has {len(lines)} problem(s):\n" + "\n".join(f"  - {line}" for line in lines),
-            "correct the lines above; the README lists every field",
+            f"correct the lines above{_compare(kind)}",
         ) from problem
 
 
-def problems(kind: type[BaseModel], error: ValidationError) -> list[str]:
-    """One line per problem: the field's path, what it is, what was expected, and a near name for a mistyped one."""
-    return [_line(kind, dict(item)) for item in error.errors()]
-
-
-def _line(kind: type[BaseModel], item: dict[str, Any]) -> str:
-    path = ".".join(part for part in map(str, item["loc"]) if not part.startswith(KIND)) or "the file"
-    if item["type"] == "extra_forbidden":
-        name = str(item["loc"][-1])
-        near = difflib.get_close_matches(name, sorted(_field_names(kind)), n=1)
-        return f"{path} is not a known field" + (f"; did you mean {near[0]}?" if near else "")
-    if item["type"] == "missing":
-        return f"{path} is missing"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    if item["type"] == "value_error":
-        return f"{path}: {message}"
-    return f"{path} is {shown(item['input'])}; {message[0].lower()}{message[1:]}"
-
-
-def _field_names(kind: type[BaseModel], seen: frozenset[type] = frozenset()) -> set[str]:
-    names: set[str] = set()
-    for name, field in kind.model_fields.items():
-        names.add(name)
-        for part in _models_in(field.annotation):
-            if part not in seen:
-                names |= _field_names(part, seen | {kind, part})
-    return names
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+def _compare(kind: type[BaseModel]) -> str:
+    return f"; {kind.shown_in} is such a file" if issubclass(kind, Tree) and kind.shown_in else ""

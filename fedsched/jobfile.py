@@ -23,11 +23,12 @@ from pydantic import (
 )
 
 from fedsched import yamlfile
-from fedsched.config import Name, problems
+from fedsched.config import Name
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import EPOCHS_MAX, LENGTH_MAX_S, TASKS_MAX, JobSpec, Range
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidJobFile
+from fedsched.problems import problems
 from fedsched.yamlfile import shown
 
 API_VERSION = "fedsched.io/v1alpha1"
@@ -364,7 +365,7 @@ def long_form(spec: JobSpec) -> dict[str, Any]:
 def _unwrapped(plain: Any, found: list[str]) -> tuple[dict[str, Any], str]:
     """The short form's fields, and what their paths begin with in the file."""
     if not isinstance(plain, dict):
-        found.append(f"the file holds {'nothing' if plain is None else type(plain).__name__}; fields were expected")
+        found.append(f"the file holds {_held(plain)}; fields such as `run: python train.py` were expected")
         return {"run": "true"}, ""
     if not {"apiVersion", "kind"} & {str(key) for key in plain}:
         return {str(key): value for key, value in plain.items()}, ""
@@ -385,6 +386,10 @@ def _unwrapped(plain: Any, found: list[str]) -> tuple[dict[str, Any], str]:
         )
     name = {"name": metadata["name"]} if "name" in metadata else {}
     return {**name, **{str(key): value for key, value in spec.items()}}, "spec."
+
+
+def _held(plain: Any) -> str:
+    return "nothing" if plain is None else "a list" if isinstance(plain, list) else f"only {shown(plain)}"
 
 
 def _take_unsupported(fields: dict[str, Any], found: list[str], prefix: str) -> list[str]:

@@ -39,7 +39,8 @@ def read(path: Path, error: type[InvalidInput] = InvalidConfiguration, size_max_
         raise error(f"{path} is not text; YAML in UTF-8 was expected", "check the path") from problem
     except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError, TypeError) as problem:
         # Values that look like dates or numbers, or carry the tag of such, and are none leave the parser as they come.
-        raise error(f"{path} is not YAML: {problem}", "check the file there") from problem
+        where = str(problem).replace('in "<unicode string>", line', "at line")
+        raise error(f"{path} is not YAML: {where}", "check the file there") from problem
 
 
 def shown(value: object) -> str:

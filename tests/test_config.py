@@ -37,7 +37,7 @@ def test_the_smallest_file_has_one_cluster() -> None:
         ({"clusters": [{"name": "east", "nodes": [{"name": "a", "cpus": 1e300}]}]}, "less than or equal to"),
         ({"clusters": [{"name": "east", "nodes": [{"name": "a", "cpus": 1}] * 2}]}, "node a is defined 2 times"),
         ({"clusters": [CLUSTER, CLUSTER]}, "cluster east is defined 2 times"),
-        ({"clusters": []}, "at least 1 item"),
+        ({"clusters": []}, "clusters is \\[\\]; at least 1 item was expected"),
         ({"cluster": [CLUSTER]}, "did you mean clusters"),
     ],
 )

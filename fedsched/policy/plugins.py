@@ -86,7 +86,7 @@ def options_of(name: str, plain: Mapping[str, Any]) -> BaseModel | None:
     Raises:
         InvalidConfiguration: the policy cannot be loaded, or these are not its options.
     """
-    from fedsched.config import problems
+    from fedsched.problems import problems
 
     kind: type[BaseModel] | None = getattr(load(name), "Options", None)
     if kind is None:

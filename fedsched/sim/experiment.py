@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,13 +20,14 @@ from pydantic import (
     model_validator,
 )
 
-from fedsched.config import CPUS_MAX, KIND, MEMORY_MAX_GB, Name, NodeConfig, PolicyConfig, Tree, load, parse, read
+from fedsched.config import CPUS_MAX, MEMORY_MAX_GB, Name, NodeConfig, PolicyConfig, Tree, load, parse, read
 from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node
 from fedsched.core.job import LENGTH_MAX_S, Allocation
 from fedsched.core.packing import pack
 from fedsched.errors import InvalidConfiguration, InvalidInput, NotFound
 from fedsched.policy import plugins
+from fedsched.problems import KIND, LABEL
 from fedsched.sim.cluster import Rules
 from fedsched.sim.datafiles import resolve
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
@@ -42,7 +43,7 @@ from fedsched.sim.traces.shaping import ElasticSpeed, RigidSpeed
 from fedsched.sim.training_config import TrainingConfig
 from fedsched.sim.workload import Mix, WorkloadConfig
 
-Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$")]
+Label = Annotated[str, Field(pattern=LABEL)]
 SLOTS_MAX = 100_000_000
 SEEDS_MAX = 100_000
 FOLDER = "folder"
@@ -160,6 +161,8 @@ WorkloadFile = Annotated[
 
 class ExperimentConfig(Tree):
     """An experiment file: which policies run which workload on which clusters."""
+
+    shown_in: ClassVar[str] = "simulations/experiments/small.yaml"
 
     clusters: Annotated[
         tuple[SimulatedClusterConfig, ...],

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from msgspec import structs
 from pydantic import Discriminator, Field, Tag
 
-from fedsched.config import KIND, Name, Tree
+from fedsched.config import Name, Tree
 from fedsched.core.ids import JobId
+from fedsched.problems import KIND
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.ports import SimulatedJob, Workload
 from fedsched.sim.seeds import apart

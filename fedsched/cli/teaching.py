@@ -59,6 +59,21 @@ class Place:
         return self.file.with_name(self.file.name.removesuffix(self.file.suffix) + ending)
 
 
+def experiments_and_file(files: Sequence[Path]) -> tuple[list[Path], Path]:
+    """What is named on the command line: experiments to learn from, and last the file to write.
+
+    Raises:
+        InvalidInput: there is no experiment.
+    """
+    *experiments, file = files
+    if not experiments:
+        raise InvalidInput(
+            "one path is given; an experiment, or several, and a file to write were expected",
+            "name the file to write last",
+        )
+    return experiments, file
+
+
 def look_around(place: Place, read: Iterable[Path], weights: Iterable[Path] = ()) -> None:
     """Before anything else: whether all files can be written.
 

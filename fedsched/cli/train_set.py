@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
-from fedsched.cli.teaching import Place, Restart, Resume, View, goes_on, look_around, shown, write_log
+from fedsched.cli.teaching import (
+    Place,
+    Restart,
+    Resume,
+    View,
+    experiments_and_file,
+    goes_on,
+    look_around,
+    shown,
+    write_log,
+)
 
 if TYPE_CHECKING:
-    from fedsched.sim.set_training import Ground, Mark, Teaching
+    from fedsched.sim.set_training import Ground, Mark, Teaching, Trained
     from fedsched.sim.training_state import Kept
 
 SHARE_MAX = 100
@@ -61,7 +71,6 @@ def train_set(
     anew. Improvement goes back where other clusters than those trained on say that it
     did no good, so the last weights are the best ones.
     """
-    from fedsched.errors import InvalidInput
     from fedsched.files import alone
     from fedsched.policy import registry
     from fedsched.policy.set import SetOptions
@@ -69,12 +78,7 @@ def train_set(
     from fedsched.sim.experiment import files_of, load_experiment
     from fedsched.sim.set_training import Ground, Hyperparameters, train
 
-    *experiments, file = files
-    if not experiments:
-        raise InvalidInput(
-            "one path is given; an experiment, or several, and a file to write were expected",
-            "name the file to write last",
-        )
+    experiments, file = experiments_and_file(files)
     shares = _sizes(sizes or [], len(experiments))
     read = [path for experiment in experiments for path in files_of(experiment)]
     read += filter(None, [source])
@@ -96,9 +100,8 @@ def train_set(
         f"fedsched train set {' '.join(experiment.name for experiment in experiments)} FILE"
         f"{''.join(f' --sizes {text}' for text in sizes or [])} --teacher {teacher} "
         f"--teacher-checkpoint {teacher_checkpoint} --seed {seed} --lessons {lessons} --improvements {improvements}"
+        f"{f' --from {source.name}' if source else ''}"
     )
-    if source is not None:
-        command += f" --from {source.name}"
     recipe = {
         **asdict(plan),
         "teacher": teacher,
@@ -137,6 +140,11 @@ def train_set(
                 tell=tell,
             )
         result.checkpoint.save(file)
+    _show(place, result, output)
+
+
+def _show(place: Place, result: Trained, output: Format) -> None:
+    file = place.file
     values = {
         "file": str(file),
         "log": str(place.log),

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
-from fedsched.cli.teaching import Place, Restart, Resume, View, goes_on, look_around, shown, write_log
+from fedsched.cli.teaching import (
+    Place,
+    Restart,
+    Resume,
+    View,
+    experiments_and_file,
+    goes_on,
+    look_around,
+    shown,
+    write_log,
+)
 
 if TYPE_CHECKING:
     from fedsched.core.speeds import SpeedStatistics
@@ -50,19 +60,13 @@ def speeds(
     The same options give the same file, also when it was interrupted and resumed. How it decides is taken from the
     experiment's own learned_speed, if it has one.
     """
-    from fedsched.errors import InvalidInput
     from fedsched.files import alone
     from fedsched.policy import speed_checkpoint
     from fedsched.policy.learned_speed import LearnedSpeedOptions
     from fedsched.sim.experiment import files_of, load_experiment
     from fedsched.sim.speed_training import judge, train
 
-    *sources, file = files
-    if not sources:
-        raise InvalidInput(
-            "one path is given; an experiment, or several, and a file to write were expected",
-            "name the file to write last",
-        )
+    sources, file = experiments_and_file(files)
     place = Place(file)
     look_around(place, [*(path for source in sources for path in files_of(source)), *filter(None, [start])])
     experiments = [load_experiment(source) for source in sources]
@@ -96,18 +100,24 @@ def speeds(
             f"--explore {explore:g}{f' --from {start.name}' if start else ''}"
             f"{f' --held-out {held_out}' if held_out else ''}"
         )
-        made: dict[str, str | int | float] = {
-            "command": command,
-            "experiments": ", ".join(source.stem for source in sources),
-            "seeds": f"{seed} to {seed + runs - 1}",
-            "slots": sum(run.slots for run in over),
-            "observations": learned.observations,
-            "last_jct_s": round(over[-1].jct_s, 1),
-            **{f"held_out_jct_s_{one.policy}": round(one.jct_s.mean, 1) for one in judged},
-        }
-        checkpoint = speed_checkpoint.SpeedCheckpoint(learned, made)
+        story = _story(sources, seed, learned, over, judged)
+        checkpoint = speed_checkpoint.SpeedCheckpoint(learned, {"command": command, **story})
         checkpoint.save(file)
     _show(place, checkpoint, over, judged, output)
+
+
+def _story(
+    sources: Sequence[Path], seed: int, learned: SpeedStatistics, over: Sequence[Run], judged: Sequence[Judged]
+) -> dict[str, str | int | float]:
+    """What the card says of how the statistics came to be."""
+    return {
+        "experiments": ", ".join(source.stem for source in sources),
+        "seeds": f"{seed} to {seed + len(over) - 1}",
+        "slots": sum(run.slots for run in over),
+        "observations": learned.observations,
+        "last_jct_s": round(over[-1].jct_s, 1),
+        **{f"held_out_jct_s_{one.policy}": round(one.jct_s.mean, 1) for one in judged},
+    }
 
 
 def _show(

@@ -21,7 +21,7 @@ from fedsched.cli.output import span, table
 from fedsched.cli.sim import Selection
 from fedsched.errors import Failed, InvalidInput
 from fedsched.files import refuse_clashes, write_all
-from fedsched.sim import running
+from fedsched.sim import offered_load, running
 from fedsched.sim.comparing import Arm, Difference, Interval, Summary, differences, summarise
 from fedsched.sim.lessons import Taught
 from fedsched.sim.result_files import write_csv, write_parquet
@@ -170,7 +170,7 @@ def _tell_load(plan: Selection) -> int:
                 f"policy {label} fills an empty cluster every slot, and {plan.name} keeps tasks where they run",
                 "give the experiment `clock: slots` and `rebuild: true`, or choose another policy",
             )
-    load = running.load_of(plan.experiment)
+    load = offered_load.load_of(plan.experiment)
     length = f"slots of {plan.experiment.slot_length_s:g} s"
     clock = length if plan.experiment.clock == "slots" else "exact times"
     typer.echo(f"{plan.name}: {clock}; seed {plan.experiment.seed}: {load}", err=True)

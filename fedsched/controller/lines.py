@@ -83,11 +83,6 @@ class Lines(pb_grpc.AgentsServicer):
             for line in self._lines.values():
                 line.outgoing.put(None)
 
-    def attached(self) -> list[ClusterName]:
-        """Clusters whose agents are attached, sorted."""
-        with self._lock:
-            return sorted(self._lines)
-
     def logs(self, cluster: ClusterName, job_id: JobId, follow: bool, active: Callable[[], bool]) -> Iterator[bytes]:
         """What the job's tasks printed on `cluster`, as its agent sends it, while `active()`.
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 from pydantic import Field, model_validator
 
 from fedsched.config import Tree
@@ -19,7 +18,6 @@ from fedsched.errors import InvalidTrace, NotFound
 from fedsched.sim import datafiles, fit_drawing, trace_fit
 from fedsched.sim.ports import SimulatedJob
 from fedsched.sim.traces import gavel
-from fedsched.sim.traces.demand import Demand, demand_of
 from fedsched.sim.traces.formats import read
 from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals, TraceJob
@@ -176,10 +174,6 @@ class TraceWorkload:
         """
         return jobs_of(self.records, self.shape)
 
-    def demand(self, seed: int) -> Demand:
-        """What the jobs ask for together, as they are shaped."""
-        return demand_of(self.records, self.shape)
-
 
 class FittedWorkloadConfig(Tree):
     """Jobs drawn from parameters that were fitted to a trace."""
@@ -269,27 +263,3 @@ class FittedWorkload:
     def draw(self, seed: int) -> Iterator[SimulatedJob]:
         """The jobs of one run in order of arrival, the same for the same seed; made as they are asked for."""
         return jobs_of(self.records(seed), self.shape)
-
-    def demand(self, seed: int) -> Demand:
-        """What the jobs of one run ask for together, as they are shaped."""
-        demand, per_node = Demand(), self.config.shape.gpus_per_node
-        for chunk in self.chunks(seed):
-            if not len(chunk):
-                continue
-            held = chunk.gpus
-            if per_node is not None:
-                held = np.ceil(held / per_node) * np.minimum(held, per_node)
-            demand.jobs += len(chunk)
-            demand.first_submit_s = min(demand.first_submit_s, float(chunk.submit_s[0]))
-            demand.last_submit_s = max(demand.last_submit_s, float(chunk.submit_s[-1]))
-            demand.gpu_seconds += float((chunk.duration_s * held).sum())
-            demand.gpus_max = max(demand.gpus_max, float(held.max()))
-        return demand
-
-
-def offered_load(workload: TraceWorkload | FittedWorkload, capacity_gpus: float, seed: int = 0) -> float | None:
-    """GPU-seconds wanted per second of arrivals over the capacity; None where all jobs come at once.
-
-    Above 1 the queue grows for as long as jobs come.
-    """
-    return workload.demand(seed).load(capacity_gpus)

@@ -57,11 +57,3 @@ def counted(jobs: Iterable[TraceJob], demand: Demand, shape: GangShape | None = 
     for job in jobs:
         demand.add(job.submit_s, job.duration_s, job.num_gpu if shape is None else held_gpus(job.num_gpu, shape))
         yield job
-
-
-def demand_of(jobs: Iterable[TraceJob], shape: GangShape | None = None) -> Demand:
-    """What jobs ask for together."""
-    demand = Demand()
-    for _ in counted(jobs, demand, shape):
-        pass
-    return demand

@@ -10,7 +10,7 @@ import pytest
 from fedsched.config import parse
 from fedsched.errors import FedschedError, InvalidConfiguration, InvalidTrace, NotFound
 from fedsched.sim.ports import SimulatedJob, Workload
-from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig, offered_load
+from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
 
 HEADER = "job_id,num_gpu,submit_s,duration_s,deadline_s\n"
 
@@ -47,7 +47,6 @@ def test_a_higher_rate_brings_jobs_together_and_leaves_them_their_time(trace: Pa
 
     assert [(job.submit_s, job.duration_s) for job in workload.records] == [(0, 60), (25, 60), (50, 60)]
     assert workload.records[1].deadline_s == 125
-    assert offered_load(workload, 30) == pytest.approx(60 * 25 / 50 / 30)
 
 
 def test_a_malformed_row_stops_a_simulation_and_says_how_to_leave_it_out(tmp_path: Path) -> None:
@@ -146,19 +145,6 @@ def test_clusters_are_chosen_copied_and_pooled() -> None:
     assert {job.origin for job in drawn(pooled)} == {""}
     with pytest.raises(NotFound, match="no cluster west"):
         FittedWorkloadConfig(fit="itp", jobs=1, clusters=("west",)).workload()
-
-
-def test_what_a_fitted_workload_asks_for_is_what_its_jobs_ask_for() -> None:
-    """The load that is told before a run is counted in another way than jobs are made."""
-    workload = FittedWorkloadConfig.model_validate({"fit": "philly", "jobs": 3000}).workload()
-    jobs = drawn(workload)
-
-    demand = workload.demand(1)
-
-    assert demand.jobs == len(jobs)
-    held = [job.spec.worker_demand.gpu_milli * job.spec.workers.minimum / 1000 * job.epochs for job in jobs]
-    assert demand.gpu_seconds == pytest.approx(sum(held))
-    assert demand.span_s == jobs[-1].spec.submitted_s - jobs[0].spec.submitted_s
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from fedsched.core.job import Allocation, Range
 from fedsched.errors import InvalidTrace
 from fedsched.sim.ports import Setting
-from fedsched.sim.traces.demand import demand_of
+from fedsched.sim.traces.demand import Demand, counted
 from fedsched.sim.traces.record import TraceJob
 from fedsched.sim.traces.shaping import Elasticity, ElasticSpeed, GangShape, RigidSpeed, gang, jobs_of, simulated
 
@@ -78,6 +80,12 @@ def test_a_gang_beyond_all_measure_is_an_error_that_names_the_job() -> None:
     """It could never be placed, and would be known by its waiting only."""
     with pytest.raises(InvalidTrace, match="job a of 20000 GPUs would have 20000 workers"):
         simulated(TraceJob("a", 0, 60, 20_000), GangShape(gpus_per_node=1))
+
+
+def demand_of(jobs: Sequence[TraceJob], shape: GangShape | None = None) -> Demand:
+    demand = Demand()
+    assert list(counted(jobs, demand, shape)) == jobs
+    return demand
 
 
 def test_offered_load_counts_what_gangs_hold() -> None:

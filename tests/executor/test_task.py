@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -78,6 +79,8 @@ class Tasks:
             text=True,
             check=False,
             timeout=60,
+            # Whoever started the tests in the background had them ignore it, and a program would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
 

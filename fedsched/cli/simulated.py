@@ -223,7 +223,7 @@ class _Lines:
         typer.echo(f"{done:.4g} of {self._count} {self._what} are done after {span(gone_s)}{left}", err=True)
 
 
-# --- What is shown -----------------------------------------------------------------------------------------------
+# What is shown.
 
 
 def _plain(runs: Sequence[RunResult], compared: Sequence[Difference], *, paired: bool) -> dict[str, Any]:

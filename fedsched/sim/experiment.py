@@ -50,7 +50,7 @@ FOLDER = "folder"
 """Where validators find the experiment file's folder, from which paths in it count."""
 
 
-# --- Parts that lie in files of their own ------------------------------------------------------------------------
+# Parts that lie in files of their own.
 
 
 def _contents(value: Any, info: ValidationInfo) -> Any:
@@ -86,7 +86,7 @@ def _kind(value: Any) -> str:
     return f"{KIND}{kind}"
 
 
-# --- What is declared --------------------------------------------------------------------------------------------
+# What is declared.
 
 
 class NodesConfig(NodeConfig):

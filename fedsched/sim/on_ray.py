@@ -177,7 +177,7 @@ def _driver(make: Make[T, R], tasks: Sequence[T]) -> Iterator[_Driver[T, R]]:
             driver.end()
 
 
-# --- In the process that talks to Ray ----------------------------------------------------------------------------
+# In the process that talks to Ray.
 
 
 def _drive(connection: Connection[Any, Any], make: Make[Any, Any], tasks: Sequence[Any], says: str) -> None:

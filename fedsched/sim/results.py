@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,7 +202,7 @@ class RunResult:
         times_s = self.jobs.jct_s[self.jobs.succeeded & there]
         return float(times_s.mean()) if len(times_s) else None
 
-    def _of_jcts(self, figure: Any) -> float | None:
+    def _of_jcts(self, figure: Callable[[Floats], np.floating[Any]]) -> float | None:
         times_s = self.jobs.jct_s[self.jobs.succeeded]
         return float(figure(times_s)) if len(times_s) else None
 

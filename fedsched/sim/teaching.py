@@ -35,7 +35,7 @@ from fedsched.sim.federating import Forming, School
 from fedsched.sim.federation import first_standing
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.results import RunResult
-from fedsched.sim.running import Request, Teachers, perform
+from fedsched.sim.running import Pupil, Request, Teachers, perform
 from fedsched.sim.seeds import apart
 from fedsched.sim.workers import INTERRUPTED
 from fedsched.sim.world import World
@@ -410,7 +410,7 @@ class _Federated:
         """Decided in this run, by cluster."""
         return _slots(self._world)
 
-    def pupil(self, name: ClusterName, label: str, seed: int) -> Any:
+    def pupil(self, name: ClusterName, label: str, seed: int) -> Pupil | None:
         """The cluster as a member of its federation."""
         return self._forming.pupil(name, label, seed)
 

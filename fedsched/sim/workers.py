@@ -265,7 +265,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# --- In a worker -------------------------------------------------------------------------------------------------
+# In a worker.
 
 
 def end_with_parent() -> None:

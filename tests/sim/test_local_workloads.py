@@ -56,6 +56,6 @@ def test_the_shipped_speedup_experiment_has_the_same_jobs_for_every_size_of_fede
     experiment = load_experiment(SHIPPED)
     assert experiment.training is not None
     together = {name: row.together for name, row in experiment.training.policies.items()}
-    assert together == {"alone": 1, "pairs": 2, "fours": 4, "eight": 8, "gated": 8}
+    assert together == {"alone": 1, "alone_far": 1, "pairs": 2, "fours": 4, "eight": 8, "gated": 8}
     origins = {job.origin for job in experiment.jobs().draw(experiment.seed)}
     assert sorted(origins) == [cluster.name for cluster in experiment.clusters]

@@ -68,6 +68,8 @@ class ScalingConfig(Record, frozen=True):
     pause_s: float = 0.02
     """A switch for which workers waited longer than this is followed by one that moves half as much, else by one that
     moves `growth` times as much: nobody knows beforehand how fast blocks travel."""
+    pause_part: float = 0.05
+    """Or longer than such a part of a step: on a machine that is so busy, everything takes longer."""
     growth: float = 4.0
     switches_max: int = 16
     """Of one resize: none moves less than such a part of what travels, and the first one no more."""
@@ -502,7 +504,9 @@ class Scaling:
             order, self._order, self._move = self._order, None, None
             self._answer(order, True, "", move.pause_s)
         else:
-            factor = self.config.growth if pause_s <= self.config.pause_s else 0.5
+            step_s = (self._pace.step_s if self._pace else None) or 0.0
+            is_short = pause_s <= max(self.config.pause_s, self.config.pause_part * step_s)
+            factor = self.config.growth if is_short else 0.5
             move.stage_bytes = max(move.least_bytes, factor * move.stage_bytes)
             move.switched_s = self.time_s
 

@@ -121,6 +121,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
                 self._links[link.task] = link
                 training = len(self._core.plan.workers) if self._core.plan else 0
                 greeting = pb.MemberView(machine=memory.machine(), training=training, reducing=self._core.reducing)
+                self._tell_model(link, greeting)
                 link.views.put(greeting)
         if not free:
             yield _refusal(f"{link.task} is here already; two processes cannot have one name")
@@ -325,13 +326,19 @@ class Coordinator(MembershipServicer, JobControlServicer):
         )
         if view.plans:
             message.checkpoint = str(self._resume.folder) if self._resume else ""
-            if not link.told_model and self._model is not None:
-                message.model = self._model.dumps()
-                message.machine = memory.machine()
-                message.training = len(view.plans[0].workers)
-                message.parameters = self._parameters.handle if self._parameters and link.shares else ""
-                link.told_model = True
+            self._tell_model(link, message)
         link.views.put(message)
+
+    def _tell_model(self, link: _Link, message: pb.MemberView) -> None:
+        """Say once what is trained, where that is known: a newcomer has all its memory in place before it is ready."""
+        if link.told_model or self._model is None:
+            return
+        message.model = self._model.dumps()
+        message.machine = memory.machine()
+        message.training = len(self._core.plan.workers) if self._core.plan else 0
+        message.checkpoint = str(self._resume.folder) if self._resume else ""
+        message.parameters = self._parameters.handle if self._parameters and link.shares else ""
+        link.told_model = True
 
     def _plan_view(self, plan: Plan) -> pb.PlanView:
         index = {server: number for number, server in enumerate(plan.servers)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,8 @@ class Segment:
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self._descriptor = descriptor
+        # Whoever forgets a segment lets go of it: an open descriptor would keep its memory for the life of the process.
+        self._release = weakref.finalize(self, os.close, descriptor)
         self.size_bytes = size_bytes
         # Pages are put in place now, not one by one while a step waits for them.
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
@@ -70,7 +73,7 @@ class Segment:
 
     def close(self) -> None:
         """Let go of the descriptor. The memory stays as long as a tensor in it does."""
-        os.close(self._descriptor)
+        self._release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,15 @@ class ParameterServer:
         self._active: pb.PlanView | None = None
         self._version = -1
         self._is_filled = False
+        self._is_greeted = False
+        self._is_ready = False
         self._given: set[int] = set()
         """Plans for which this server has given its moving blocks away."""
         self._incoming: dict[int, list[pb.Handover]] = {}
         self._gradients: dict[str, _Gradients] = {}
         """Of each worker."""
+        self._buffers: dict[str, Arena] = {}
+        """For workers that will send theirs and have not begun: memory that is in place before a step waits for it."""
         self._steps: dict[int, _Step] = {}
         self._alone: dict[str, tuple[int, _Step]] = {}
         """Of each asynchronous worker: its newest step."""
@@ -107,6 +111,7 @@ class ParameterServer:
                 self._checkpoint = view.checkpoint
             for plan in view.plans:
                 self._plans[plan.number] = plan
+            self._is_greeted = True
             self._leaving = self._leaving or view.leave
             self._changed.notify_all()
 
@@ -151,10 +156,12 @@ class ParameterServer:
 
     def Exchange(self, request: pb.Push, context: grpc.ServicerContext) -> pb.Stepped:
         """One worker's part of a step; a repeated one changes nothing."""
+        since_s = time.monotonic()
         with self._changed:
             if self._model is not None and self._model.asynchronous:
-                return self._exchange_alone(request, context)
+                return self._exchange_alone(request, context, since_s)
             self._await(context, lambda: self._at(request.plan, request.step) or self._replied(request.step))
+            waited_s = time.monotonic() - since_s
             step = self._steps.setdefault(request.step, _Step())
             if step.reply is None:
                 self._await(context, lambda: not self._copying)
@@ -162,12 +169,13 @@ class ParameterServer:
                 self._apply_when_complete(request.step, step)
             self._await(context, lambda: step.reply is not None)
             assert step.reply is not None
-            return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped)
+            return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped, waited_s=waited_s)
 
-    def _exchange_alone(self, request: pb.Push, context: grpc.ServicerContext) -> pb.Stepped:
+    def _exchange_alone(self, request: pb.Push, context: grpc.ServicerContext, since_s: float) -> pb.Stepped:
         """An asynchronous step: taken at once, but not before all steps below a checkpoint that it comes after."""
         self._saves.update(request.saves)
         self._await(context, lambda: self._active is not None and self._active.number >= request.plan)
+        waited_s = time.monotonic() - since_s
         below = max((save for save in self._saves if save <= request.step), default=0)
         self._await(context, lambda: self._version >= below and not self._copying)
         newest, step = self._alone.get(request.worker, (-1, _Step()))
@@ -177,7 +185,7 @@ class ParameterServer:
             self._alone[request.worker] = (request.step, step)
         self._await(context, lambda: step.reply is not None)
         assert step.reply is not None
-        return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped)
+        return pb.Stepped(version=step.reply.version, skipped=step.reply.skipped, waited_s=waited_s)
 
     def _at(self, plan: int, version: int) -> bool:
         """Whether the plan is in force and its blocks have come to the version; asynchronous ones may be beyond it."""
@@ -263,7 +271,7 @@ class ParameterServer:
         assert self._model is not None
         arena = self._gradients[worker].arena if worker in self._gradients else None
         if arena is None:
-            arena = Arena.of_gradients(self._model)
+            arena = self._buffers.pop(worker, None) or Arena.of_gradients(self._model)
             self._gradients[worker] = _Gradients("", arena)
         return arena
 
@@ -299,13 +307,18 @@ class ParameterServer:
 
     def _due(self) -> Callable[[], None] | None:
         """What is to be done next, if anything."""
+        if self._model is not None and self._shard is None:
+            return self._prepare
+        if self._is_greeted and not self._is_ready:
+            return self._get_ready
         if self._model is None or not self._plans:
             return None
-        if self._shard is None:
-            return self._prepare
         unattached = self._unattached()
         if unattached:
             return lambda: self._attach(unattached)
+        unprovided = self._unprovided()
+        if unprovided:
+            return lambda: self._provide(unprovided)
         if self._active is None and 1 in self._plans:
             return self._start if self._checkpoint or self._is_filled or not self._owned(self._plans[1]) else None
         plan = self._plans.get(self._active.number + 1 if self._active else min(self._plans))
@@ -326,13 +339,36 @@ class ParameterServer:
         return frozenset(index for index, owner in enumerate(plan.owners) if owner == mine)
 
     def _prepare(self) -> None:
-        """Have the memory in place before the first plan that names this server begins."""
+        """Have the memory in place: in a job that trains already, before this server says that it is ready."""
         assert self._model is not None
         arena = Arena.of_parameters(self._model, self._parameters)
         with self._changed:
             self._arena = arena
             self._shard = Shard(self._model, arena)
             self._changed.notify_all()
+
+    def _get_ready(self) -> None:
+        with self._changed:
+            self._is_ready = True
+        self._report(lambda report: setattr(report, "ready", True))
+
+    def _unprovided(self) -> list[str]:
+        """Workers of every plan that is known who will send their gradients, and for whom there is no buffer yet."""
+        senders = {
+            worker
+            for plan in self._plans.values()
+            for worker, handle in zip(plan.workers, plan.gradients, strict=True)
+            if not (handle and self._parameters)
+        }
+        return sorted(senders - self._gradients.keys() - self._buffers.keys())
+
+    def _provide(self, workers: Sequence[str]) -> None:
+        assert self._model is not None
+        for worker in workers:
+            buffer = Arena.of_gradients(self._model)
+            with self._changed:
+                if worker not in self._gradients:
+                    self._buffers[worker] = buffer
 
     def _unattached(self) -> dict[str, str]:
         """Workers of this machine, of every plan that is known, whose gradients are not within reach yet.
@@ -421,6 +457,7 @@ class ParameterServer:
             self._plans = {number: known for number, known in self._plans.items() if number >= plan.number}
             workers = {worker for known in self._plans.values() for worker in known.workers}
             self._gradients = {name: kept for name, kept in self._gradients.items() if name in workers}
+            self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in workers}
             self._changed.notify_all()
         self._report(lambda report: setattr(report, "holds", plan.number))
 
@@ -453,7 +490,7 @@ def _serve(task: TaskEnvironment) -> None:
     serve(server, endpoint)
     port = endpoint.add_insecure_port(f"{task.host}:0")
     endpoint.start()
-    hello = pb.MemberReport(task=task.task, address=f"{task.host}:{port}", ready=True, machine=memory.machine())
+    hello = pb.MemberReport(task=task.task, address=f"{task.host}:{port}", machine=memory.machine())
     attendance = Attendance(task.coordinator, hello, server.see)
     with tracing.span("task.join", parent=task.traceparent, attributes={"job": task.job_id, "task": task.task}):
         attendance.open()

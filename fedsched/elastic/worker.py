@@ -125,6 +125,8 @@ class Worker:
             training = self._view.training
             if self._view.reducing:
                 self._reduction = Reduction(self._task.task, spec, self._wait_s, self._task.host)
+            elif not self._shared or self._view.parameters:
+                self._the_arena()  # Now, while nobody waits for this worker.
         return training
 
     def ready(self) -> None:
@@ -174,13 +176,10 @@ class Worker:
         assert self._spec is not None
         plan = self._await_plan()
         assert plan is not None
-        if self._is_switching and self._reduction is None:
-            # Standing still for a switch is to wait for the plan and, at a server, for its blocks to have come.
-            since_s = time.monotonic()
-            request = pb.PullRequest(plan=plan.number, version=plan.from_step)
-            self._call(plan, dict.fromkeys(sorted(set(plan.owners)), request), "Pull")
-            self._pause_s += time.monotonic() - since_s
         replies = self._exchange(plan, turn, weight, overflow)
+        if self._is_switching:
+            # Standing still for a switch is to wait for the plan and, at a server, for its blocks to have come.
+            self._pause_s += max(reply.waited_s for reply in replies)
         self._step = turn.step + 1
         self._loss = loss if loss is not None else self._loss
         self._report_progress(self._is_switching)
@@ -601,6 +600,7 @@ class Worker:
     def _channel(self, address: str) -> grpc.Channel:
         if address not in self._channels:
             self._channels[address] = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+            grpc.channel_ready_future(self._channels[address])  # Connects; by itself only the first call would.
         return self._channels[address]
 
     def _explain(self, details: str) -> NoReturn:

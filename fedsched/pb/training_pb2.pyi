@@ -622,18 +622,22 @@ class Stepped(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     skipped: _builtins.bool
     """some worker's gradients had overflowed: the parameters are as before"""
+    waited_s: _builtins.float
+    """how long this call waited for the plan to be in force, with its blocks"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         skipped: _builtins.bool = ...,
+        waited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["skipped", b"skipped", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skipped", b"skipped", "version", b"version", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

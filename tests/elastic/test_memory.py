@@ -58,7 +58,8 @@ def test_shared_memory_outlives_the_killed_process_that_made_it_and_leaves_no_na
 
 def test_the_handle_of_a_process_whose_number_was_given_to_another_is_refused() -> None:
     """Parameters written into a stranger's file would be found much later, or never."""
-    pid, number, inode, size = Segment.create("test", 4096).handle.split(":")
+    segment = Segment.create("test", 4096)
+    pid, number, inode, size = segment.handle.split(":")
     with pytest.raises(FileNotFoundError, match="not the one that made the segment"):
         Segment.attach(f"{pid}:{number}:{int(inode) + 1}:{size}")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from fedsched.elastic.server import ParameterServer
 from fedsched.elastic.streams import serve
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import ParametersStub
+from tests.waiting import eventually
 
 WAIT_S = 30.0
 
@@ -31,6 +34,8 @@ class Served:
     """A server with one block of three ones, trained by SGD with a learning rate of 1."""
 
     server: ParameterServer
+    told: pb.MemberReport
+    """What it says of itself."""
     spec: ModelSpec
     parameters: Arena
     stub: ParametersStub
@@ -82,7 +87,8 @@ def serving(folder: Path) -> Iterator[Served]:
     spec = ModelSpec(optimizers.name_of(optimizer), settings, blocks, 10, 2, 5, 20, 0)
     parameters = Arena.of_parameters(spec)
     parameters.value(0).fill_(1.0)
-    server = ParameterServer("ps-1", folder, WAIT_S, lambda change: change(pb.MemberReport()))
+    told = pb.MemberReport()
+    server = ParameterServer("ps-1", folder, WAIT_S, lambda change: change(told))
     endpoint = grpc.server(ThreadPoolExecutor(8))
     serve(server, endpoint)
     address = f"127.0.0.1:{endpoint.add_insecure_port('127.0.0.1:0')}"
@@ -90,7 +96,7 @@ def serving(folder: Path) -> Iterator[Served]:
     following = threading.Thread(target=server.run)
     with grpc.insecure_channel(address) as channel:
         try:
-            yield Served(server, spec, parameters, ParametersStub(channel), address, following)
+            yield Served(server, told, spec, parameters, ParametersStub(channel), address, following)
         finally:
             server.see(pb.MemberView(leave=True))
             endpoint.stop(0).wait()
@@ -136,3 +142,49 @@ def test_gradients_that_cannot_be_reached_fail_the_step_instead_of_counting_as_z
         with pytest.raises(grpc.RpcError, match="the gradients of worker-0 cannot be reached"):
             served.push("worker-0", 1, 0)
         assert served.parameters.value(0).tolist() == [[1.0] * 3]
+
+
+def test_a_server_that_joins_a_training_has_all_memory_in_place_before_it_is_counted_on(tmp_path: Path) -> None:
+    """Workers would wait for hundreds of megabytes of fresh pages in the middle of a switch; and what was for a worker
+    that has left is given back, or a job that is resized for days would fill the machine."""
+    with serving(tmp_path) as served:
+        parameters, gradients = segments("parameters"), segments("gradients")
+        served.following.start()
+        assert not served.told.ready
+        served.server.see(pb.MemberView(machine="elsewhere", model=served.spec.dumps()))
+        eventually(lambda: served.told.ready, "it is ready", WAIT_S)
+        assert segments("parameters") == parameters + 1
+
+        first, second = served.plan(3, 7, **{"worker-0": "", "worker-1": ""}), served.plan(4, 9, **{"worker-1": ""})
+        for plan in (first, second):
+            plan.owners[:], plan.servers[:] = [0] * len(plan.owners), ["ps-0"]
+        served.server.see(pb.MemberView(plans=[first]))
+        eventually(lambda: segments("gradients") == gradients + 2, "a buffer for what each worker will send", WAIT_S)
+        served.server.see(pb.MemberView(plans=[first, second]))
+        eventually(lambda: segments("gradients") == gradients + 1, "the leaver's is given back", WAIT_S)
+
+
+def segments(name: str) -> int:
+    """How much such memory this process has open."""
+    gc.collect()
+    found: set[int] = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if f"fedsched-{name}" in os.readlink(path):
+                found.add(path.stat().st_ino)
+    return len(found)
+
+
+def test_a_push_says_how_long_it_waited_for_the_blocks_of_its_plan(tmp_path: Path) -> None:
+    """Whoever judges what a resize costs has to know what workers stood still for."""
+    with serving(tmp_path) as served, ThreadPoolExecutor(1) as pool:
+        mine = Arena.of_gradients(served.spec)
+        served.see(served.plan(1, 0, **{"worker-0": mine.handle}))
+        early = pool.submit(served.push, "worker-0", 1, 0)
+        threading.Event().wait(0.5)
+        assert not early.done()
+        served.begin()
+
+        first, second = early.result(WAIT_S), served.push("worker-0", 1, 1)
+        assert first.waited_s > 0.3
+        assert 0.0 <= second.waited_s < first.waited_s

@@ -24,7 +24,9 @@ from fedsched.cli.teaching import (
 )
 
 if TYPE_CHECKING:
-    from fedsched.sim.set_training import Ground, Mark, Teaching, Trained
+    from fedsched.policy.learnable import Arrays
+    from fedsched.sim.experiment import ExperimentConfig
+    from fedsched.sim.set_training import Ground, Judge, Mark, Teaching, Trained
     from fedsched.sim.training_state import Kept
 
 SHARE_MAX = 100
@@ -61,6 +63,14 @@ def train_set(
         Path | None,
         typer.Option("--from", help="Weights to begin with, instead of ones that know nothing.", show_default=False),
     ] = None,
+    judge: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Experiment whose runs show at each look what the weights are worth; it has no say in what is kept. "
+            "Its own policy set, the first, says how it decides.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Resume = False,
     restart: Restart = False,
     output: Output = Format.TABLE,
@@ -81,6 +91,8 @@ def train_set(
     experiments, file = experiments_and_file(files)
     shares = _sizes(sizes or [], len(experiments))
     read = [path for experiment in experiments for path in files_of(experiment)]
+    judges = judge or []
+    read += [path for experiment in judges for path in files_of(experiment)]
     read += filter(None, [source])
     if teacher_checkpoint not in ("scratch", "builtin"):
         read.append(Path(teacher_checkpoint))
@@ -94,6 +106,7 @@ def train_set(
         Ground.of(experiment.stem, load_experiment(experiment), share)
         for experiment, share in zip(experiments, shares, strict=True)
     ]
+    judging = _judge([(one.stem, load_experiment(one)) for one in judges])
     plan = Hyperparameters(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
     first = None if source is None else registry.weights("set", str(source))
     command = (
@@ -110,8 +123,9 @@ def train_set(
         "sizes": [list(part) for part in shares],
         **{
             f"experiment {number}": load_experiment(one).model_dump(mode="json")
-            for number, one in enumerate(experiments)
+            for number, one in enumerate([*experiments, *judges])
         },
+        "judged on": [one.name for one in judges],
     }
     cases = [case for ground in grounds for case in ground.cases]
     with alone(place.state):
@@ -123,7 +137,7 @@ def train_set(
 
             def keep(kept: Kept, curve: Sequence[Mark]) -> None:
                 kept.save(place.state)
-                rows = _rows(cases, curve)
+                rows = _rows(cases, [one.stem for one in judges], curve)
                 write_log(place.log, rows)
                 show(rows)
 
@@ -136,16 +150,17 @@ def train_set(
                 first=None if first is None else first.arrays,
                 recipe=recipe,
                 begun=begun,
+                judge=judging,
                 keep=keep,
                 tell=tell,
             )
         result.checkpoint.save(file)
-    _show(place, result, output)
+    _show(place, result, [one.stem for one in judges], output)
 
 
-def _show(place: Place, result: Trained, output: Format) -> None:
+def _show(place: Place, result: Trained, judges: Sequence[str], output: Format) -> None:
     file = place.file
-    values = {
+    values: dict[str, object] = {
         "file": str(file),
         "log": str(place.log),
         "digest": result.checkpoint.digest,
@@ -155,6 +170,11 @@ def _show(place: Place, result: Trained, output: Format) -> None:
         "first_jct_slots": [round(jct, 2) for jct in result.curve[0].jct_slots],
         "last_jct_slots": [round(jct, 2) for jct in result.curve[-1].jct_slots],
     }
+    for index, name in enumerate(judges):
+        used = [mark.held_out_jct_slots[index] for mark in result.in_use]
+        values[f"{name}_first_jct_slots"] = round(used[0], 3)
+        values[f"{name}_lowest_jct_slots"] = round(min(used), 3)
+        values[f"{name}_last_jct_slots"] = round(used[-1], 3)
     if not emit(values, output, [str(file)]):
         table(("SET AFTER TRAINING", ""), list(values.items()))
 
@@ -222,7 +242,39 @@ def _teaching(grounds: Sequence[Ground], teacher: str, checkpoint: str, tell: Ca
     return lambda _: registry.make(config)
 
 
-def _rows(cases: Sequence[str], curve: Sequence[Mark]) -> list[dict[str, Any]]:
+def _judge(experiments: Sequence[tuple[str, ExperimentConfig]]) -> Judge:
+    """Runs the experiments' seeds with given weights.
+
+    Raises:
+        InvalidInput: one of them has no policy `set`.
+    """
+    from fedsched.core.ids import ClusterName
+    from fedsched.errors import InvalidInput
+    from fedsched.policy import registry
+    from fedsched.sim.running import Request, whole_jct_slots
+
+    labels = {}
+    for name, experiment in experiments:
+        found = [label for label, policy in experiment.policies.items() if policy.name == "set"]
+        if not found:
+            raise InvalidInput(f"{name} has no policy set to judge", f"it has {', '.join(experiment.policies)}")
+        labels[name] = found[0]
+    builtin = registry.weights("set", "builtin")
+
+    def jct_slots(name: str, experiment: ExperimentConfig, arrays: Arrays, seed: int) -> float:
+        taught = {ClusterName(cluster.name): builtin.replaced(arrays, {}) for cluster in experiment.clusters}
+        return whole_jct_slots(Request(name, experiment, labels[name], seed, taught=taught))
+
+    def judge(arrays: Arrays) -> tuple[float, ...]:
+        return tuple(
+            sum(jct_slots(name, one, arrays, one.seed + number) for number in range(one.seeds)) / one.seeds
+            for name, one in experiments
+        )
+
+    return judge
+
+
+def _rows(cases: Sequence[str], judges: Sequence[str], curve: Sequence[Mark]) -> list[dict[str, Any]]:
     """The log; it holds no time of the processor's, so it is the same each time."""
     return [
         {
@@ -234,6 +286,7 @@ def _rows(cases: Sequence[str], curve: Sequence[Mark]) -> list[dict[str, Any]]:
                 f"jct_slots_{case.replace(' ', '_')}": round(jct, 4)
                 for case, jct in zip(cases, mark.jct_slots, strict=True)
             },
+            **{f"held_out_{name}": round(jct, 4) for name, jct in zip(judges, mark.held_out_jct_slots, strict=True)},
         }
         for number, mark in enumerate(curve, start=1)
     ]

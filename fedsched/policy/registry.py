@@ -109,13 +109,33 @@ def make_learned_speed(config: PolicyConfig) -> LearnedSpeed:
         CorruptCheckpoint: the statistics cannot be used.
         InvalidConfiguration: its options are wrong.
     """
+    return with_statistics(config, statistics(config.checkpoint))
+
+
+def statistics(source: str) -> SpeedStatistics:
+    """What `learned_speed` starts from.
+
+    Args:
+        source: path of a file, `builtin` for what ships with the package, `scratch` for nothing.
+
+    Raises:
+        CorruptCheckpoint: the file cannot be used.
+    """
     from fedsched.policy import speed_checkpoint
+
+    if source == "scratch":
+        return SpeedStatistics()
+    return speed_checkpoint.load(speed_checkpoint.BUILTIN if source == "builtin" else Path(source)).statistics
+
+
+def with_statistics(config: PolicyConfig, known: SpeedStatistics) -> LearnedSpeed:
+    """The configured `learned_speed` with these statistics, in place of those that its configuration names.
+
+    Raises:
+        InvalidConfiguration: its options are wrong.
+    """
     from fedsched.policy.learned_speed import LearnedSpeed, LearnedSpeedOptions
 
-    known = SpeedStatistics()
-    if config.checkpoint != "scratch":
-        path = speed_checkpoint.BUILTIN if config.checkpoint == "builtin" else Path(config.checkpoint)
-        known = speed_checkpoint.load(path).statistics
     options = plugins.options_of(config.name, config.options)
     assert isinstance(options, LearnedSpeedOptions)
     if not config.explore:

@@ -219,6 +219,19 @@ class ExperimentConfig(Tree):
     _folders: dict[str, Path] = PrivateAttr(default_factory=dict)
     """Where relative paths start from, by field."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _like_another(cls, value: Any, info: ValidationInfo) -> Any:
+        """Sections that are not there are those of the experiment beside it that `like` names."""
+        try:
+            return _with_likeness(value, _folder(info))
+        except InvalidConfiguration as problem:
+            raise ValueError(problem.message) from problem
+
+    def beside(self, name: str) -> str:
+        """Where a file lies that the experiment names relative to its own."""
+        return str(self._folders["speeds"] / name)
+
     def model_post_init(self, context: Any) -> None:
         """Remember where the files lie that this was read from."""
         here = Path(context[FOLDER]) if context else Path()
@@ -342,6 +355,12 @@ class ExperimentConfig(Tree):
                 f"training is about {len(self.clusters)} clusters, which are taught together; "
                 "a section `federation` was expected"
             )
+        for label in self.training.policies if self.federation is not None else ():
+            if self.policies[label].name == "learned_speed":
+                raise ValueError(
+                    f"training.policies names {label}, which is learned_speed and learns within the federation's runs; "
+                    "leave it out"
+                )
         if self.training.look_slots and self.federation is None:
             raise ValueError("training.look_slots is given, and there is no section `federation`")
         for label, lesson in self.training.policies.items() if self.federation is None else ():
@@ -357,6 +376,24 @@ class ExperimentConfig(Tree):
                 known = ", ".join(self.policies)
                 raise ValueError(f"cluster {cluster.name} has policy {cluster.policy}; policies are {known}")
         return self
+
+
+def _with_likeness(plain: Any, folder: Path) -> Any:
+    """An experiment's plain data, with what it lacks taken from the one that it is like.
+
+    Raises:
+        InvalidConfiguration: there is no such file beside it, or it is like another itself.
+    """
+    if not isinstance(plain, Mapping) or "like" not in plain:
+        return plain
+    name = plain["like"]
+    if not isinstance(name, str) or name != Path(name).name:
+        raise InvalidConfiguration(f"like is {name!r}", "name a file in the same folder")
+    other = read(folder / name)
+    if not isinstance(other, Mapping) or "like" in other:
+        wrong = "is like another itself" if isinstance(other, Mapping) else "is no experiment"
+        raise InvalidConfiguration(f"like is {name}, which {wrong}", "name a whole experiment")
+    return {**other, **{section: own for section, own in plain.items() if section != "like"}}
 
 
 def load_experiment(path: Path) -> ExperimentConfig:
@@ -376,7 +413,10 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     plain = read(path)
     found = [path, *_files_named(plain, path.parent, set())]
-    workload = plain.get("workload") if isinstance(plain, Mapping) else None
+    whole = _with_likeness(plain, path.parent)
+    if whole is not plain:
+        found += _files_named(whole, path.parent, set())
+    workload = whole.get("workload") if isinstance(whole, Mapping) else None
     if isinstance(workload, str):
         file = path.parent / workload
         found += _files_named(read(file), file.parent, set())

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedsched.config import LearningConfig
 from fedsched.core.ids import ClusterName
+from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import FedschedError
+from fedsched.policy import registry
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.sim.comparing import Arm, Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.running import Request, whole_jct_slots
+from fedsched.sim.seeds import HELD_OUT_OFFSET, apart
 from fedsched.sim.workers import INTERRUPTED, Share
 
 if TYPE_CHECKING:
+    from fedsched.sim.speed_training import Run
     from fedsched.sim.teaching import Recipe, TrainingState
 
 LOOK = "jct_slots."
@@ -61,8 +66,8 @@ class Taught:
     arm: Arm
     seed: int
     looks: tuple[Look, ...]
-    weights: Mapping[ClusterName, Checkpoint] = field(default_factory=dict)
-    """After the last run, whatever the looks say, by cluster."""
+    weights: Mapping[ClusterName, Checkpoint | SpeedStatistics] = field(default_factory=dict)
+    """After the last run, whatever the looks say, by cluster; statistics where the policy goes by those."""
     problem: str = ""
     """Why it came to nothing; empty where it did not."""
 
@@ -112,7 +117,7 @@ def recipe_of(lesson: Lesson) -> Recipe:
         experiment=experiment,
         label=lesson.policy,
         mode="online" if section is None else "federated",
-        source=config.start,
+        source=_start(lesson),
         window=config.window,
         seed=lesson.seed,
         validate_every=experiment.training.look_every,
@@ -130,28 +135,88 @@ def recipe_of(lesson: Lesson) -> Recipe:
 
 def teach(lesson: Lesson, progress: Share = lambda _: None) -> Taught:
     """Give a lesson. The same one gives the same weights; what goes wrong with it is told, and takes nothing along."""
-    from fedsched.sim.teaching import Training
+    experiment = lesson.experiment
+    assert experiment.training is not None
+    runs = experiment.training.policies[lesson.policy].runs
+    by_statistics = experiment.policies[lesson.policy].name == registry.LEARNED_SPEED
 
-    assert lesson.experiment.training is not None
-    runs = lesson.experiment.training.policies[lesson.policy].runs
-
-    def tell(row: dict[str, Any], state: TrainingState) -> None:
-        progress(row["episode"] / runs if runs else 1.0)
+    def tell(done: int) -> None:
+        progress(done / runs if runs else 1.0)
 
     try:
-        training = Training(recipe_of(lesson))
-        training.run(runs, tell)
+        return _let_see(lesson, runs, tell) if by_statistics else _trained(lesson, runs, tell)
     except KeyboardInterrupt:
         return untaught(lesson, INTERRUPTED)
     except FedschedError as error:
         return untaught(lesson, error.message)
-    looks = (_look(row, len(lesson.experiment.clusters)) for row in training.state.rows if f"{LOOK}{ALL}" in row)
-    return Taught(Arm(lesson.name, lesson.policy), lesson.seed, tuple(looks), training.deciding())
 
 
 def untaught(lesson: Lesson, why: str) -> Taught:
     """A lesson that came to nothing."""
     return Taught(Arm(lesson.name, lesson.policy), lesson.seed, (), problem=why)
+
+
+def _start(lesson: Lesson) -> str:
+    """What it begins with: a word for it, or a path."""
+    assert lesson.experiment.training is not None
+    start = lesson.experiment.training.policies[lesson.policy].start
+    if start in ("builtin", "scratch"):
+        return start
+    return lesson.experiment.beside(start.replace("{seed}", str(lesson.seed)))
+
+
+def _trained(lesson: Lesson, runs: int, tell: Callable[[int], None]) -> Taught:
+    """By gradients."""
+    from fedsched.sim.teaching import Training  # loads torch, which takes a second
+
+    def hear(row: dict[str, Any], state: TrainingState) -> None:
+        tell(row["episode"])
+
+    training = Training(recipe_of(lesson))
+    training.run(runs, hear)
+    looks = (_look(row, len(lesson.experiment.clusters)) for row in training.state.rows if f"{LOOK}{ALL}" in row)
+    return Taught(Arm(lesson.name, lesson.policy), lesson.seed, tuple(looks), training.deciding())
+
+
+def _let_see(lesson: Lesson, runs: int, tell: Callable[[int], None]) -> Taught:
+    """By sums of the speeds that it saw, in the experiment's only cluster."""
+    from fedsched.policy.learned_speed import LearnedSpeedOptions
+    from fedsched.sim.speed_training import EXPLORES, train  # its solver takes seconds to load
+
+    experiment = lesson.experiment
+    section, config = experiment.training, experiment.policies[lesson.policy]
+    assert section is not None
+    looks: list[Look] = []
+
+    def keep(known: SpeedStatistics, over: Sequence[Run]) -> None:
+        if len(over) % section.look_every == 0 or len(over) == runs:
+            looks.append(Look(len(over), sum(run.slots for run in over), _held_out_jct_slots(lesson, known), ()))
+        tell(len(over))
+
+    options = LearnedSpeedOptions.model_validate(config.options).model_copy(update={"explore": EXPLORES, "learn": True})
+    first = registry.statistics(_start(lesson))
+    keep(first, ())
+    seed = apart(experiment.seed, lesson.seed)
+    last, _ = train([experiment], options, seed=seed, runs=runs, known=first, keep=keep)
+    return Taught(Arm(lesson.name, lesson.policy), lesson.seed, tuple(looks), _everywhere(lesson, last))
+
+
+def _held_out_jct_slots(lesson: Lesson, known: SpeedStatistics) -> float:
+    """Average completion time with these statistics on the jobs that looks are for."""
+    experiment = lesson.experiment
+    assert experiment.training is not None
+    weights, seeds = _everywhere(lesson, known), range(experiment.training.look_seeds)
+    jcts = [
+        whole_jct_slots(
+            Request(lesson.name, experiment, lesson.policy, experiment.seed + HELD_OUT_OFFSET + number, taught=weights)
+        )
+        for number in seeds
+    ]
+    return sum(jcts) / len(jcts)
+
+
+def _everywhere(lesson: Lesson, known: SpeedStatistics) -> dict[ClusterName, SpeedStatistics]:
+    return {ClusterName(cluster.name): known for cluster in lesson.experiment.clusters}
 
 
 def _look(row: Mapping[str, Any], clusters: int) -> Look:

@@ -19,7 +19,8 @@ from fedsched.core.events import Event, JobExited, PolicyDecided
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import JobStatus
 from fedsched.core.resources import total
-from fedsched.errors import FedschedError, InvalidInput
+from fedsched.core.speeds import SpeedStatistics
+from fedsched.errors import Failed, FedschedError, InvalidInput
 from fedsched.learn.learner import ClusterLearner
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.reference import Informed
@@ -62,8 +63,8 @@ class Request:
     """Look at all of the scheduler's invariants after every event, and have the judges watch."""
     training_seed: int | None = None
     """Of the training that `taught` came out of."""
-    taught: Mapping[ClusterName, Checkpoint] | None = None
-    """Weights that the policy was taught beforehand; None where it was not."""
+    taught: Mapping[ClusterName, Checkpoint | SpeedStatistics] | None = None
+    """Weights that the policy was taught beforehand, or statistics; None where it was not."""
 
 
 class Pupil(Protocol):
@@ -146,6 +147,22 @@ def perform(request: Request, progress: Share = lambda _: None, *, teachers: Tea
         digest=digest,
         federations=_federations(world),
     )
+
+
+def whole_jct_slots(request: Request) -> float:
+    """Average completion time in slots, of a run that must come to its end.
+
+    Raises:
+        Failed: it did not.
+        KeyboardInterrupt: the user interrupted it.
+    """
+    run = perform(request)
+    if run.partial == INTERRUPTED:
+        raise KeyboardInterrupt
+    if run.partial or run.avg_jct_slots is None:
+        which = f"{request.name}, policy {request.policy}, seed {request.seed}"
+        raise Failed(f"{which} ended early: {run.partial or 'no job ended'}", "correct the experiment")
+    return run.avg_jct_slots
 
 
 def _unfinished(jobs: Jobs, missing: int) -> str:

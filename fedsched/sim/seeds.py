@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _APART = 1_000_003
 """A prime, so that no whole number of runs from neighbouring seeds ends at another part's first one."""
+HELD_OUT_OFFSET = 500_000_000
+"""Held-out runs draw from seeds this far from those of training."""
 
 
 def apart(seed: int, part: int) -> int:

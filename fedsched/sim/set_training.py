@@ -149,6 +149,8 @@ class Mark:
     cpu_s: float
     jct_slots: tuple[float, ...]
     """Average completion times of the validation clusters, in slots, in the order of `cases`."""
+    held_out_jct_slots: tuple[float, ...] = ()
+    """The same in whole experiments that decide nothing, where somebody asked for them."""
 
     @property
     def score(self) -> float:
@@ -165,7 +167,17 @@ class Trained:
     """Names of the validation clusters."""
     curve: tuple[Mark, ...]
 
+    @property
+    def in_use(self) -> tuple[Mark, ...]:
+        """After each look the weights that counted then."""
+        used = [self.curve[0]]
+        for mark in self.curve[1:]:
+            used.append(mark if mark.score < used[-1].score else used[-1])
+        return tuple(used)
 
+
+Judge = Callable[[Arrays], tuple[float, ...]]
+"""Runs whole experiments with these weights; average completion times in slots."""
 Keep = Callable[[Kept, Sequence[Mark]], None]
 """Hears of all that the training goes on from, and of its curve so far."""
 Drawn = tuple[Any, ...]
@@ -182,6 +194,7 @@ def train(
     first: Arrays | None = None,
     recipe: Mapping[str, Any] | None = None,
     begun: Kept | None = None,
+    judge: Judge = lambda arrays: (),
     keep: Keep = lambda kept, curve: None,
     tell: Tell = lambda _: None,
 ) -> Trained:
@@ -197,10 +210,11 @@ def train(
             the same as imitation and improvement in one go.
         recipe: all that decides what is made, as plain data; it goes into what is kept.
         begun: where an interrupted training goes on from. Within imitation there is no such place: that begins anew.
+        judge: asked at every look, and not heeded: shows what the weights are worth on jobs that had no say.
         keep: hears of every point of the curve.
         tell: hears how it goes.
     """
-    return _Training(grounds, plan, options, tell, recipe or {}, keep).run(teacher, command, first, begun)
+    return _Training(grounds, plan, options, tell, recipe or {}, judge, keep).run(teacher, command, first, begun)
 
 
 def speed_teacher(grounds: Sequence[Ground], tell: Tell = lambda _: None) -> Teaching:
@@ -276,6 +290,7 @@ class _Training:
     options: SetOptions
     tell: Tell
     recipe: Mapping[str, Any]
+    judge: Judge
     keep: Keep
     slots: int = 0
     curve: list[Mark] = field(default_factory=list)
@@ -425,7 +440,7 @@ class _Training:
             / len(VALIDATION_SEEDS)
             for ground, share in self._cases
         )
-        mark = Mark(stage, self.slots, time.process_time() - self._begun_s, jct_slots)
+        mark = Mark(stage, self.slots, time.process_time() - self._begun_s, jct_slots, self.judge(arrays))
         self.curve.append(mark)
         average = " / ".join(f"{jct:.2f}" for jct in jct_slots)
         how = "" if report is None else f", entropy {report.entropy:.2f}, values explain {report.explained:.2f}"
@@ -512,7 +527,8 @@ def _state(words: NDArray[Any]) -> Drawn:
 
 
 def _mark_of(plain: Mapping[str, Any]) -> Mark:
-    return Mark(plain["stage"], plain["slots"], plain["cpu_s"], tuple(plain["jct_slots"]))
+    figures = tuple(plain["jct_slots"]), tuple(plain["held_out_jct_slots"])
+    return Mark(plain["stage"], plain["slots"], plain["cpu_s"], *figures)
 
 
 def _plain(decision: Decision) -> list[tuple[str, int, int]]:

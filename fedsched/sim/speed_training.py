@@ -16,6 +16,9 @@ from fedsched.sim.comparing import Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.running import Request, build, run_whole
 
+EXPLORES = 1.0
+"""Standard deviations by which doubtful allocations count as faster while it learns, if nothing else is said."""
+
 Tell = Callable[[str], None]
 """Hears what happens, for people who wait."""
 

@@ -17,8 +17,10 @@ import numpy as np
 from msgspec import structs
 
 from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
+from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import RoundOutcome
+from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import Failed, InvalidInput
 from fedsched.federation.loop import Standing
 from fedsched.federation.optimiser import ServerOptimiser
@@ -28,7 +30,6 @@ from fedsched.learn.learner import ClusterLearner
 from fedsched.learn.stepping import SteppingLearner
 from fedsched.policy import registry
 from fedsched.policy.checkpoint import Checkpoint
-from fedsched.policy.learnable import Learnable
 from fedsched.runtime.loop import Observer
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.federating import Forming, School
@@ -36,13 +37,11 @@ from fedsched.sim.federation import first_standing
 from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import Pupil, Request, Teachers, perform
-from fedsched.sim.seeds import apart
+from fedsched.sim.seeds import HELD_OUT_OFFSET, apart
 from fedsched.sim.workers import INTERRUPTED
 from fedsched.sim.world import World
 
 Mode = Literal["online", "federated"]
-HELD_OUT_OFFSET = 500_000_000
-"""Held-out runs draw from seeds this far from those of training."""
 ALL = "all"
 """What stands in a row for all clusters together."""
 
@@ -296,7 +295,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class _Pupil:
-    policy: Learnable
+    policy: Policy
     learner: ClusterLearner | None
 
     def restarted(self) -> None:
@@ -304,13 +303,15 @@ class _Pupil:
 
 
 class Still:
-    """Nobody: the clusters decide with these weights.
+    """Nobody: the clusters decide with these weights, or statistics.
 
     Args:
         label: of the policy that the weights are for.
     """
 
-    def __init__(self, label: str, config: PolicyConfig, weights: Mapping[ClusterName, Checkpoint]) -> None:
+    def __init__(
+        self, label: str, config: PolicyConfig, weights: Mapping[ClusterName, Checkpoint | SpeedStatistics]
+    ) -> None:
         self._label = label
         self._config = config
         self._weights = weights
@@ -320,7 +321,10 @@ class Still:
         if label != self._label:
             return None
         config = self._config.model_copy(update={"seed": self._config.seed + seed})
-        return _Pupil(registry.with_weights(config, self._weights[name]), None)
+        taught = self._weights[name]
+        if isinstance(taught, SpeedStatistics):
+            return _Pupil(registry.with_statistics(config, taught), None)
+        return _Pupil(registry.with_weights(config, taught), None)
 
     def observers(self, name: ClusterName) -> tuple[Observer, ...]:
         """None."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from fedsched.config import LearningConfig, PromotionConfig, Tree
 
+Start = Annotated[str, StringConstraints(pattern=r"^(builtin|scratch|.+\.safetensors)$")]
+
 
 class LessonConfig(Tree):
-    """How one policy is taught: on line in an experiment's only cluster, or through the rounds of its federation."""
+    """How one policy is taught: on line in an experiment's only cluster, or through the rounds of its federation.
 
-    start: Literal["builtin", "scratch"] = "builtin"
-    """First weights: those that ship with the package, or fresh ones."""
+    `learned_speed`, which has no weights, learns as in `fedsched train speeds`, by `start` and `runs` alone.
+    """
+
+    start: Start = "builtin"
+    """First weights: those that ship with the package, fresh ones, or those of a `.safetensors` file, relative to the
+    experiment's; `{seed}` in its name stands for the number of the training, from 1, where each has a file."""
     window: int | None = Field(default=None, ge=1, le=1000)
     """Jobs that fresh weights see at once; None: as many as those that ship."""
     runs: int = Field(default=12, ge=0, le=100_000)

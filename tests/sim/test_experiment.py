@@ -19,7 +19,7 @@ from fedsched.errors import CorruptCheckpoint, InvalidConfiguration, InvalidInpu
 from fedsched.policy import checkpoint
 from fedsched.policy.registry import heuristic, make
 from fedsched.sim.comparing import summarise
-from fedsched.sim.experiment import ExperimentConfig, load_experiment, with_policies
+from fedsched.sim.experiment import ExperimentConfig, files_of, load_experiment, with_policies
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import Request, make_policy, perform
 from fedsched.sim.workload import Scenario, WorkloadConfig, draw_jobs, draw_scenario
@@ -150,6 +150,41 @@ def test_a_checkpoint_lies_where_the_experiment_says_not_where_the_user_stands(t
     shutil.copy(checkpoint.BUILTIN, tmp_path / "mine.safetensors")
     config = load_experiment(path).policies["mine"]
     assert checkpoint.load(Path(config.checkpoint)).digest == checkpoint.load(checkpoint.BUILTIN).digest
+
+
+def test_an_experiment_like_another_differs_in_what_it_says(tmp_path: Path) -> None:
+    """The same conditions, written down once: a copy of them would drift apart."""
+    path = tmp_path / "own.yaml"
+    shutil.copytree(SIMULATIONS / "clusters", tmp_path / "clusters")
+    (tmp_path / "base.yaml").write_text(
+        "clusters: clusters/small.yaml\nworkload: {jobs: 3, gap_s: 5}\npolicies: {drf: {name: drf}, a: {name: fifo}}\n"
+    )
+    path.write_text("like: base.yaml\nseeds: 7\npolicies: {drf: {name: drf}}\n")
+    own, base = load_experiment(path), load_experiment(tmp_path / "base.yaml")
+    assert (own.seeds, list(own.policies)) == (7, ["drf"])
+    assert own.model_copy(update={"seeds": base.seeds, "policies": base.policies}) == base
+    assert {found.resolve() for found in files_of(path)} >= {
+        path,
+        tmp_path / "base.yaml",
+        tmp_path / "clusters" / "small.yaml",
+    }, "what is written must not be written over any of them"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gone.yaml", "cannot read"),
+        ("../base.yaml", "like is '../base.yaml'"),
+        ("5", "like is 5"),
+        ("own.yaml", "which is like another itself"),
+        ("list.yaml", "which is no experiment"),
+    ],
+)
+def test_what_an_experiment_cannot_be_like_is_told(tmp_path: Path, name: str, expected: str) -> None:
+    (tmp_path / "own.yaml").write_text(f"like: {name}\npolicies: {{drf: {{name: drf}}}}\n")
+    (tmp_path / "list.yaml").write_text("[1, 2]\n")
+    with pytest.raises(InvalidConfiguration, match=expected):
+        load_experiment(tmp_path / "own.yaml")
 
 
 # --- The workload ------------------------------------------------------------------------------------------------

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fedsched.config import LearningConfig, parse
 from fedsched.core.ids import ClusterName
+from fedsched.core.speeds import SpeedStatistics
 from fedsched.errors import InvalidConfiguration
+from fedsched.learn.kinds import first_weights
+from fedsched.policy import registry
+from fedsched.policy.speed_checkpoint import SpeedCheckpoint
 from fedsched.sim.comparing import Arm, crossed, interval
-from fedsched.sim.experiment import ExperimentConfig
+from fedsched.sim.experiment import ExperimentConfig, load_experiment
 from fedsched.sim.federating import Album
 from fedsched.sim.lessons import Look, Taught, lessons_of, progress_of, recipe_of, teach
 from fedsched.sim.running import Request, perform
@@ -275,3 +281,106 @@ def test_a_cluster_that_takes_all_versions_at_once_decides_with_the_federations(
 def test_promotion_is_about_federations() -> None:
     with pytest.raises(InvalidConfiguration, match=r"dl2\.promotion is given, and there is no section `federation`"):
         experiment(policies={"dl2": {"promotion": LOOKS_FIRST}})
+
+
+# --- learned_speed: sums instead of weights ------------------------------------------------------------------------
+
+
+def listening(**training: Any) -> ExperimentConfig:
+    plain = copy.deepcopy(ONE)
+    plain["policies"] = {"learned": {"name": "learned_speed", "explore": False}, "drf": {"name": "drf"}}
+    plain["training"] = {"seeds": 2, "runs": 2, "start": "scratch", "policies": {"learned": {}}, **training}
+    return parse(ExperimentConfig, plain, "the experiment")
+
+
+def test_learned_speed_is_taught_by_what_it_sees_and_each_training_sees_other_jobs() -> None:
+    first, other = lessons_of("x", listening(), ["learned"])
+    east = ClusterName("east")
+    once, again, elsewhere = (teach(lesson) for lesson in (first, first, other))
+    assert not once.problem
+    assert [look.runs for look in once.looks] == [0, 1, 2]
+    assert 0 == once.looks[0].slots < once.looks[1].slots < once.looks[2].slots
+    sums = []
+    for one in (once, again, elsewhere):
+        learnt = one.weights[east]
+        assert isinstance(learnt, SpeedStatistics)
+        sums.append(list(learnt))
+    assert sums[0] == sums[1] != sums[2]
+    assert once.looks == again.looks
+
+
+def test_learned_speed_decides_with_what_it_was_taught() -> None:
+    (lesson, _) = lessons_of("x", listening(), ["learned"])
+    taught = teach(lesson)
+    before = perform(Request("x", lesson.experiment, "learned", 0, taught={ClusterName("east"): SpeedStatistics()}))
+    after = [perform(Request("x", lesson.experiment, "learned", 0, 0, True, 1, taught.weights)) for _ in range(2)]
+    assert after[0].digest == after[1].digest != before.digest
+    assert not after[0].partial
+
+
+def test_no_jobs_that_learned_speed_saw_are_jobs_that_it_is_judged_or_looked_at_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: dict[str, set[int]] = {
+        "fedsched.sim.lessons.whole_jct_slots": set(),
+        "fedsched.sim.speed_training.build": set(),
+    }
+    for name, seeds in drawn.items():
+        module, function = name.rsplit(".", 1)
+        real = getattr(importlib.import_module(module), function)
+
+        def noted(request: Request, *rest: Any, real: Any = real, seeds: set[int] = seeds, **options: Any) -> Any:
+            seeds.add(request.seed)
+            return real(request, *rest, **options)
+
+        monkeypatch.setattr(name, noted)
+    config = listening(look_seeds=2)
+    for lesson in lessons_of("x", config, ["learned"]):
+        assert not teach(lesson).problem
+    looked, seen = drawn.values()
+    judged = set(range(config.seed, config.seed + config.seeds))
+    assert (len(looked), len(seen)) == (2, 4)
+    assert not judged & (seen | looked)
+    assert not seen & looked
+
+
+def test_each_training_may_begin_with_a_file_of_its_own(tmp_path: Path) -> None:
+    """Weights that take long to make are made once, and judged under many conditions."""
+    for seed in (1, 2):
+        dl2 = first_weights("dl2", "scratch", seed, 5)
+        dl2.save(tmp_path / f"dl2-{seed}.safetensors")
+        taught = teach(lessons_of("x", listening(runs=1), ["learned"])[seed - 1]).weights[ClusterName("east")]
+        assert isinstance(taught, SpeedStatistics)
+        SpeedCheckpoint(taught, {}).save(tmp_path / f"speeds-{seed}.safetensors")
+    plain: dict[str, Any] = {
+        **ONE,
+        "policies": {"dl2": {"name": "dl2"}, "learned": {"name": "learned_speed"}},
+        "training": {
+            "seeds": 3,
+            "runs": 0,
+            "policies": {
+                "dl2": {"start": "dl2-{seed}.safetensors"},
+                "learned": {"start": "speeds-{seed}.safetensors"},
+            },
+        },
+    }
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(plain))
+    config = load_experiment(tmp_path / "x.yaml")
+    for label in ("dl2", "learned"):
+        *found, missing = (teach(lesson) for lesson in lessons_of("x", config, [label]))
+        assert "-3.safetensors" in missing.problem
+        for seed, one in enumerate(found, start=1):
+            weights = one.weights[ClusterName("east")]
+            if isinstance(weights, SpeedStatistics):
+                assert list(weights) == list(registry.statistics(str(tmp_path / f"speeds-{seed}.safetensors")))
+            else:
+                assert weights.digest == registry.weights("dl2", str(tmp_path / f"dl2-{seed}.safetensors")).digest
+
+
+def test_learned_speed_is_not_taught_beside_a_federation() -> None:
+    """There it learns in the runs themselves; a section that does nothing would be believed."""
+    plain = copy.deepcopy(THREE)
+    plain["policies"] = {"learned": {"name": "learned_speed"}}
+    plain["training"] = {"policies": {"learned": {}}}
+    with pytest.raises(InvalidConfiguration, match="learns within the federation's runs"):
+        parse(ExperimentConfig, plain, "the experiment")

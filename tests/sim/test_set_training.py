@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import tempfile
 from dataclasses import asdict, replace
@@ -74,6 +75,26 @@ def test_the_last_weights_are_never_worse_than_any_before() -> None:
     """Whoever picks the best of many checkpoints afterwards fools himself; here there is nothing to pick."""
     curve = tiny(replace(TINY, improvements=10)).curve
     assert curve[-1].score == min(mark.score for mark in curve)
+
+
+def test_experiments_that_judge_have_no_say_and_tell_of_the_weights_that_count() -> None:
+    """Jobs that chose the weights could not show what these are worth on others."""
+    wild = replace(TINY, improvements=6, improvement_rate=0.3)
+    teacher, count = (lambda ground: plugins.make("drf", {})), itertools.count(1)
+    judged = train(
+        [GROUND],
+        wild,
+        teacher=teacher,
+        options=SetOptions(),
+        command="here",
+        judge=lambda arrays: (1 / next(count),),
+    )
+    assert judged.checkpoint.digest == tiny(wild).checkpoint.digest
+    looked = [mark.held_out_jct_slots for mark in judged.curve]
+    assert len(set(looked)) == 4, "each look asks once, also those that are taken back"
+    assert judged.in_use[-1].score == judged.curve[-1].score == min(mark.score for mark in judged.curve)
+    scores = [mark.score for mark in judged.in_use]
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_a_teacher_has_learned_the_speeds_before_it_teaches() -> None:
@@ -152,7 +173,9 @@ def test_the_command_writes_weights_that_load_and_the_curve(tmp_path: Path) -> N
     """The one command with which anybody can make the shipped weights anew."""
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
     file, log = tmp_path / "set.safetensors", tmp_path / "set.csv"
+    (tmp_path / "other.yaml").write_text(EXPERIMENT.replace("drf: {name: drf}", "net: {name: set}") + "seeds: 2\n")
     options = ["--teacher", "drf", "--lessons", "1", "--improvements", "1", "--sizes", "1,0.3"]
+    options += ["--judge", str(tmp_path / "other.yaml")]
     told = run(str(tmp_path / "small.yaml"), str(file), *options)
     made = checkpoint.load(file)
     assert told["digest"] == made.digest
@@ -164,6 +187,8 @@ def test_the_command_writes_weights_that_load_and_the_curve(tmp_path: Path) -> N
     rows = list(csv.DictReader(log.read_text().splitlines()))
     assert [row["stage"] for row in rows][:2] == ["imitation", "improvement 1"]
     assert float(rows[0]["jct_slots_small_at_1"]) > 0
+    assert told["other_first_jct_slots"] == pytest.approx(float(rows[0]["held_out_other"]), abs=1e-3)
+    assert told["other_lowest_jct_slots"] <= told["other_last_jct_slots"]  # type: ignore[operator]
 
 
 def test_mistakes_are_told_before_the_work(tmp_path: Path) -> None:
@@ -173,6 +198,9 @@ def test_mistakes_are_told_before_the_work(tmp_path: Path) -> None:
         run(str(tmp_path / "small.yaml"), str(tmp_path / "nowhere" / "set.safetensors"))
     with pytest.raises(InvalidConfiguration, match="there is no policy 'dfr'"):
         run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), "--teacher", "dfr")
+    judge = ["--judge", str(tmp_path / "small.yaml")]
+    with pytest.raises(InvalidInput, match="small has no policy set to judge"):
+        run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), *judge)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ class DecidingPolicy:
                 took_s = time.monotonic() - began_s
                 self._remember()
                 traceparent = _described(span, decision)
-            trace = self._policy.last_trace() if isinstance(self._policy, Learnable) and not decision.fallback else ()
+            learning = self._learner is not None and not decision.fallback
+            trace = self._policy.last_trace() if learning and isinstance(self._policy, Learnable) else ()
             if not self._claim(slot):
                 _log.warning("slot %d: the policy's answer came too late and is not used", slot)
                 continue

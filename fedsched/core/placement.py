@@ -98,13 +98,23 @@ class _Rooms:
         """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
         if self._rule == "random":
             return True  # what is drawn for tasks that do not fit is part of a run's story
-        self._note()
-        for (kind, free, _), nodes in self._sizes.items():
-            if _takes(self._every_kind[kind], accelerators):
-                count -= nodes * _times(free, demand)
-                if count <= 0:
-                    return True
+        sizes = self._sizes
+        for group in self._fitting(demand, accelerators):
+            count -= sizes[group] * _times(group[1], demand)
+            if count <= 0:
+                return True
         return count <= 0
+
+    def could_hold_both(self, one: int, other: int, accelerators: tuple[str, ...]) -> bool:
+        """Whether a task of either demand fits, both at once: on one node, or on two."""
+        ones, others = self._fitting(one, accelerators), self._fitting(other, accelerators)
+        if not ones or not others:
+            return False
+        for _, free, _ in ones:
+            if not (free - one - other) & OVERDRAWN:
+                return True
+        sizes = self._sizes
+        return not (sum(sizes[group] for group in ones) == 1 and ones.keys() == others.keys() and len(others) == 1)
 
     def _note(self) -> None:
         moved = self.moved
@@ -148,13 +158,14 @@ class _Rooms:
         """
         if self._rule == "random":
             return self._choose_any(demand, accelerators)
-        self._note()
+        others = self._best_group(demand, accelerators)
+        if not own:
+            return self._names[others[1]] if others is not None else None
         mine = [
             (self._grade(group, demand, accelerators), self._index[name])
             for name, group in ((name, self._group_of[name]) for name in own if name in self._index)
             if self._would_take(group, demand, accelerators)
         ]
-        others = self._best_group(demand, accelerators)
         if not mine:
             return self._names[others[1]] if others is not None else None
         best = min(mine)
@@ -162,8 +173,9 @@ class _Rooms:
         # Of equal grades but for the rank, a node that the job is on already comes first.
         return self._names[best[1] if best[0][:2] <= others[0][:2] else others[1]]
 
-    def _best_group(self, demand: int, accelerators: tuple[str, ...]) -> tuple[_Grade, int] | None:
-        """The best grade, and the first node that has it."""
+    def _fitting(self, demand: int, accelerators: tuple[str, ...]) -> dict[_Group, _Grade]:
+        """All groups with room for the task, with their grades."""
+        self._note()
         graded = self._graded.get((demand, accelerators))
         if graded is None:
             graded = self._graded[demand, accelerators] = {
@@ -171,6 +183,11 @@ class _Rooms:
                 for group in self._sizes
                 if self._would_take(group, demand, accelerators)
             }
+        return graded
+
+    def _best_group(self, demand: int, accelerators: tuple[str, ...]) -> tuple[_Grade, int] | None:
+        """The best grade, and the first node that has it."""
+        graded = self._fitting(demand, accelerators)
         if not graded:
             return None
         best = min(graded.values())
@@ -413,6 +430,11 @@ class TentativePlacement:
 
         The coordinator needs no accelerator, so any node will do for it.
         """
+        if not grant.places_coordinator:
+            if workers + ps == 1:
+                return self._place_single(grant, grant.worker if workers else grant.ps, allowed)
+            if workers == ps == 1 and self._stay_both(grant, allowed):
+                return True
         wanted: tuple[tuple[_Part, int, tuple[str, ...]], ...]
         wanted = ((grant.worker, workers, allowed), (grant.ps, ps, allowed))
         if grant.places_coordinator:
@@ -432,8 +454,45 @@ class TentativePlacement:
                 entry = self._place_one(grant, part, where)
                 if entry is None:
                     self._take_back(grant, kept, added)
-                    return workers + ps + grant.places_coordinator > 1 and self._pack(grant, workers, ps, allowed)
+                    return self._pack(grant, workers, ps, allowed)
                 added.append((part, entry))
+        return True
+
+    def _place_single(self, grant: _Grant, part: _Part, allowed: tuple[str, ...]) -> bool:
+        """`_place` for one task, which is what policies that go step by step ask for most."""
+        unconfirmed, rooms = part.unconfirmed, self._rooms
+        if unconfirmed:
+            node = unconfirmed[0].node
+            left = rooms.free.get(node, -1) - part.amount
+            if not left & OVERDRAWN and allowed == grant.view.accelerators:
+                rooms.free[node], rooms.moved[node] = left, None
+                grant.granted.append(unconfirmed.pop(0))
+                part.count += 1
+                return True
+            if self._stay(grant, part, 1, allowed):
+                return True
+        return self._place_one(grant, part, allowed) is not None
+
+    def _stay_both(self, grant: _Grant, allowed: tuple[str, ...]) -> bool:
+        """Grant the next running task of each role its place again, if both can stay; else change nothing.
+
+        Most bundles of most slots are of such tasks.
+        """
+        worker, ps = grant.worker, grant.ps
+        if not worker.unconfirmed or not ps.unconfirmed or allowed != grant.view.accelerators:
+            return False
+        one, other, free, moved = worker.unconfirmed[0], ps.unconfirmed[0], self._rooms.free, self._rooms.moved
+        node, beside = one.node, other.node
+        left = free.get(node, -1) - worker.amount
+        left_beside = (left if beside == node else free.get(beside, -1)) - ps.amount
+        if (left | left_beside) & OVERDRAWN:
+            return False
+        free[node], moved[node] = left, None
+        free[beside], moved[beside] = left_beside, None
+        del worker.unconfirmed[0], ps.unconfirmed[0]
+        grant.granted += (one, other)
+        worker.count += 1
+        ps.count += 1
         return True
 
     def _take_back(
@@ -447,6 +506,8 @@ class TentativePlacement:
 
     def _pack(self, grant: _Grant, workers: int, ps: int, allowed: tuple[str, ...]) -> bool:
         """Place new tasks where an exact packing finds room; least loaded first may leave holes that fit nobody."""
+        if workers == ps == 1 and not self._rooms.could_hold_both(grant.worker.amount, grant.ps.amount, allowed):
+            return False
         amounts = {part.amount for part, count in ((grant.worker, workers), (grant.ps, ps)) if count}
         names = [
             name

@@ -14,7 +14,6 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsched.core.job import Allocation
 from fedsched.policy.dl2 import BUNDLE, PS, WORKER, Window
 
 PROBABILITY_MIN = 1e-20
@@ -42,7 +41,7 @@ class JobAware:
 
     def _for_the_smallest(self, window: Window, chances: NDArray[np.float64], action: int, chance: Random) -> int:
         """Rule 1: when the largest job holds several times the smallest, the smallest grows."""
-        sizes = [have.workers + have.ps for have in _held(window)]
+        sizes = [have.workers + have.ps for have in window.held()]
         if not sizes or min(sizes) == 0 or max(sizes) // min(sizes) <= _between(chance, 3, 5):
             return action
         kind = BUNDLE if chance.random() < 0.5 else WORKER
@@ -50,7 +49,7 @@ class JobAware:
 
     def _for_one(self, window: Window, chances: NDArray[np.float64], index: int, chance: Random) -> int | None:
         """Rules a to d for one job; None where none applies."""
-        have = _held(window)[index]
+        have = window.held()[index]
         total = sum(self._used)
         for kind in (WORKER, PS, BUNDLE):
             if 0 < self._used[kind] < RARE * total and _possible(chances, index, kind):
@@ -65,10 +64,6 @@ class JobAware:
         else:
             return None
         return 3 * index + kind if chance.random() < 0.5 and _possible(chances, index, kind) else None
-
-
-def _held(window: Window) -> list[Allocation]:
-    return [Allocation(int(window.state[4, i]), int(window.state[5, i])) for i in range(len(window.jobs))]
 
 
 def _possible(chances: NDArray[np.float64], index: int, kind: int) -> bool:

@@ -64,7 +64,7 @@ class Replay:
             self._states[at] = sample.state
             self._masks[at] = sample.mask
             self._actions[at] = sample.action
-            self._behaviour[at] = sample.probabilities[sample.action]
+            self._behaviour[at] = sample.probability
             self._rewards[at] = reward
             self._priorities[at] = max(1.0, reward - mean)
             self._next = (at + 1) % self._capacity

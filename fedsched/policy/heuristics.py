@@ -32,9 +32,8 @@ def admit(ordered: Iterable[JobView], budget: Budget) -> list[JobView]:
     """
     admitted = []
     for view in sorted(ordered, key=lambda view: -view.priority):
-        have = budget.allocation(view.job_id)
-        workers = max(0, view.minimum.workers - have.workers)
-        ps = max(0, view.minimum.ps - have.ps)
+        have, least = budget.allocation(view.job_id), view.minimum
+        workers, ps = max(0, least.workers - have.workers), max(0, least.ps - have.ps)
         if (workers or ps) and not budget.grant(view.job_id, workers, ps):
             continue
         admitted.append(view)

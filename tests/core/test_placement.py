@@ -264,3 +264,47 @@ def test_the_node_for_a_task_is_the_one_that_a_look_at_every_node_finds(
 
     assert budget.grant(asks.job_id, workers=1) == (expected is not None)
     assert [entry.node for entry in budget.placement(asks.job_id)] == ([expected] if expected is not None else [])
+
+
+@given(
+    capacities=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    workers=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    servers=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    others=st.integers(0, 6),
+)
+@settings(deadline=None)
+def test_a_bundle_keeps_the_first_running_task_of_each_role_that_still_has_room(
+    capacities: list[int], workers: list[int], servers: list[int], others: int
+) -> None:
+    """A task that moves without need stops a training; one that stays where others are now overfills a node."""
+    nodes = tuple(node(f"n{i}", cpus) for i, cpus in enumerate(capacities))
+    ran = [(Role.PS, i, at) for i, at in enumerate(servers)] + [(Role.WORKER, i, at) for i, at in enumerate(workers)]
+    job = view(
+        "a",
+        workers=(1, 9),
+        ps=(0, 9),
+        ps_demand=Resources(cpu_milli=2000),
+        placement=tuple(TaskPlacement(task_name(role, i), NodeName(f"n{at}")) for role, i, at in ran),
+    )
+    other = view("b", workers=(1, 9), ps=(0, 0))
+    budget = TentativePlacement(Observation(0, 1.0, nodes, (job, other)), keep_running=False)
+    budget.grant(other.job_id, others)
+    free = {one.name: one.capacity.cpu_milli // 1000 for one in nodes}
+    for entry in budget.placement(other.job_id):
+        free[entry.node] -= 1
+    waiting = {role: [entry for entry in job.placement if entry.role is role] for role in Role}
+    while True:
+        stays, left = [], dict(free)
+        for role, needs in ((Role.WORKER, 1), (Role.PS, 2)):
+            fits = [entry for entry in waiting[role] if left.get(entry.node, 0) >= needs]
+            stays += fits[:1]
+            if fits:
+                left[fits[0].node] -= needs
+        if len(stays) < 2:
+            break
+        before = set(budget.placement(job.job_id))
+        assert budget.grant(job.job_id, workers=1, ps=1)
+        assert set(budget.placement(job.job_id)) - before == set(stays)
+        free = left
+        for entry in stays:
+            waiting[entry.role].remove(entry)

@@ -40,7 +40,7 @@ def sample(arrays: dict[str, Array], chance: np.random.Generator, slot: int = 1)
     mask = np.array([True, False, True, True, False, False, True])
     chances = probabilities(forward(arrays, "policy", features(state[None]))[0], mask)
     action = int(chance.choice(np.flatnonzero(mask)))
-    return DecisionSample(slot, 1, state, mask, chances.astype(np.float32), action)
+    return DecisionSample(slot, 1, state, mask, action, float(chances[action]))
 
 
 def loss_by_hand(arrays: dict[str, NDArray[np.float64]], samples: list[DecisionSample], rewards: list[float]) -> float:
@@ -97,10 +97,9 @@ def flat(reward: float, *, baseline: float | None = None, chance: float = 1 / 3)
     """The gradient of one choice, the third of three legal ones, by weights that are all zero: uniform, and V = 0."""
     arrays = {name: np.zeros(size, np.float32) for name, size in SHAPE.layers().items()}
     mask = np.array([True, False, True, False, False, False, True])
-    chances = np.where(mask, chance, 0).astype(np.float32)
     replay = Replay(SHAPE, 4, prioritised=False)
     state = np.ones((ROWS, SHAPE.window), np.float32)
-    replay.add([DecisionSample(1, 1, state, mask, chances, 6)], [reward])
+    replay.add([DecisionSample(1, 1, state, mask, 6, chance)], [reward])
     update, advantages = gradient_on(arrays, replay.draw(1, Random(0)), baseline=baseline)
     return update.gradients, advantages
 
@@ -168,7 +167,7 @@ def test_a_choice_that_the_policy_has_come_to_like_counts_at_most_double() -> No
     """Unbounded importance ratios let one old decision overturn a policy."""
     arrays = initial(SHAPE, 3)
     fresh = sample(arrays, np.random.default_rng(1))
-    rare = DecisionSample(1, 1, fresh.state, fresh.mask, fresh.probabilities * np.float32(1e-3), fresh.action)
+    rare = DecisionSample(1, 1, fresh.state, fresh.mask, fresh.action, fresh.probability * 1e-3)
     norms = []
     for entry in (fresh, rare):
         replay = Replay(SHAPE, 8, prioritised=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
+import pytest
 
 from fedsched.core.ids import JobId
 from fedsched.core.placement import TentativePlacement
 from fedsched.learn.exploration import JobAware
-from fedsched.policy.dl2 import BUNDLE, DL2, PS, WORKER, Dl2Shape, Window, initial
+from fedsched.policy.dl2 import BUNDLE, DL2, PS, WORKER, Dl2Shape, Window, features, forward, initial, probabilities
 from tests.policy.observations import job, node, observation
 
 SHAPE = Dl2Shape(window=3, hidden=(8,))
@@ -65,9 +65,11 @@ def test_a_kind_that_died_out_comes_back() -> None:
 def test_exploring_decisions_are_recorded_with_the_networks_probability() -> None:
     """The learner must know how likely the network itself found what exploration chose."""
     seen = observation([node("n", 12)], [job("a"), job("b")])
-    policy = DL2(initial(SHAPE, 0), shape=SHAPE, explorer=JobAware())
+    weights = initial(SHAPE, 0)
+    policy = DL2(weights, shape=SHAPE, explorer=JobAware())
     policy.decide(seen, TentativePlacement(seen))
     assert policy.last_trace()
     for entry in policy.last_trace():
         assert entry.mask[entry.action]
-        np.testing.assert_allclose(entry.probabilities.sum(), 1.0, rtol=1e-5)
+        plainly = probabilities(forward(weights, "policy", features(entry.state[None]))[0], entry.mask)
+        assert entry.probability == pytest.approx(plainly[entry.action], rel=1e-9)

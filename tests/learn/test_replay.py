@@ -16,8 +16,7 @@ SHAPE = Dl2Shape(window=2, hidden=(4,))
 def sample(mark: int, probability: float = 0.5) -> DecisionSample:
     """Recognisable by its first number."""
     state = np.full((ROWS, SHAPE.window), mark, dtype=np.float32)
-    chances = np.full(SHAPE.actions, probability, dtype=np.float32)
-    return DecisionSample(1, 1, state, np.ones(SHAPE.actions, dtype=np.bool_), chances, mark % SHAPE.actions)
+    return DecisionSample(1, 1, state, np.ones(SHAPE.actions, dtype=np.bool_), mark % SHAPE.actions, probability)
 
 
 def test_the_oldest_make_room() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsched.cli.connect import Server, connect
-from fedsched.cli.output import Format, Output, emit, span, table
+from fedsched.cli.output import Format, Output, emit, note, span, table
 
 if TYPE_CHECKING:
     from fedsched.core.rounds import RoundRecord
@@ -49,7 +49,11 @@ def up(
     from fedsched.config import FederationConfig, load
 
     config = load(FederationConfig, file) if file is not None else local.small()
-    found = local.up(config, local.home() / config.name, say=_say(output))
+    try:
+        found = local.up(config, local.home() / config.name, say=_say(output))
+    except KeyboardInterrupt:
+        note(f"federation {config.name} is not up: what was started for it is ended again")
+        raise
     result = {
         "name": found.name,
         "controller": found.controller,
@@ -76,7 +80,11 @@ def down(
     from fedsched import local
 
     state_dir = local.named(name)
-    stopped = local.down(state_dir, purge=purge, say=_say(output))
+    say = _say(output)
+    stopped = local.down(state_dir, purge=purge, say=say)
+    if not stopped:
+        left = "" if purge else f"; `fedsched down --name {state_dir.name} --purge` deletes what it left"
+        say(f"federation {state_dir.name} did not run{left}")
     result = {"name": state_dir.name, "stopped": [process.name for process in stopped], "purged": purge}
     emit(result, output, [f"federation/{state_dir.name}"])
 
@@ -154,6 +162,8 @@ def rounds(limit: Limit = 20, server: Server = "", output: Output = Format.TABLE
             ],
             spare=("TOOK", "ABSENT", "POLICY"),
         )
+        if not found:
+            note("no round yet; `fedsched federation status` shows the members")
 
 
 def _why(record: RoundRecord) -> str:

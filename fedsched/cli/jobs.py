@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsched.cli.connect import Server, connect, user
-from fedsched.cli.output import Format, Output, clock, emit, emit_line, moment, span, table
+from fedsched.cli.output import Format, Output, clock, emit, emit_line, moment, note, span, table
 
 if TYPE_CHECKING:
     from fedsched.adapters.rpc import JobsClient
@@ -95,7 +95,7 @@ def submit(
         if not wait:
             emit(submission, output, [f"job/{job.spec.job_id}"])
             return 0
-        over = _wait(client, job.spec.job_id, timeout_s)
+        over = _attended(client, job.spec.job_id, timeout_s)
         if not emit(over, output, [f"job/{over.spec.job_id}"]):
             _say_ended(over)
         return _wait_code(over.status)
@@ -124,6 +124,12 @@ def queue(
     ]
     if not emit(jobs, output, [f"job/{job.spec.job_id}" for job in jobs]):
         table(COLUMNS, [row(job, time.time()) for job in jobs], SPARE)
+        if not jobs and found:
+            note("no job of that user or queue" + ("" if everything else " waits or runs"))
+        elif not jobs:
+            note(
+                "no job yet" if everything else "no job waits or runs; `fedsched queue --all` lists those that are over"
+            )
 
 
 def info(server: Server = "", output: Output = Format.TABLE) -> None:
@@ -193,8 +199,10 @@ def cancel(job_id: Id, server: Server = "", output: Output = Format.TABLE) -> No
         return
     if job.status.phase is JobPhase.UNREACHABLE:
         print(f"job {job_id} will be cancelled when the agent of {job.status.cluster} is back")
-    elif job.status.phase in TERMINAL:
+    elif job.status.phase is JobPhase.CANCELLED:
         print(f"job {job_id} is {job.status.phase.value}")
+    elif job.status.phase in TERMINAL:
+        print(f"job {job_id} was over already: it is {job.status.phase.value}")
     else:
         print(f"job {job_id} is being cancelled by {job.status.cluster}")
 
@@ -315,8 +323,11 @@ def _say_submitted(job: Job, routing: Routing, created: bool) -> None:
 def _say_ended(job: Job) -> None:
     status = job.status
     length_s = (status.finished_s or job.spec.submitted_s) - job.spec.submitted_s
-    why = "" if status.phase.value == "Succeeded" else f": {status.reason.value}: {status.message}"
-    print(f"job {job.spec.job_id} ({job.spec.name}) {status.phase.value} after {span(length_s)}{why}")
+    told = "" if status.phase.value == "Succeeded" else f": {status.reason.value}"
+    told += f": {status.message}" if told and status.message else ""
+    print(f"job {job.spec.job_id} ({job.spec.name}) {status.phase.value} after {span(length_s)}{told}")
+    if status.phase.value == "Failed":
+        print(f"  what to do: fedsched explain {job.spec.job_id}     what it printed: fedsched logs {job.spec.job_id}")
 
 
 def _show_dry_run(spec: JobSpec, routing: Routing, output: Format) -> None:
@@ -381,6 +392,15 @@ def _event_line(step: Transition) -> str:
     why = f" {step.reason.value}" if step.reason.value else ""
     message = f": {step.message}" if step.message else ""
     return f"{moment(step.time_s)}  job {step.job_id:<5} {actor:<12} {source}{step.target.value}{held}{why}{message}"
+
+
+def _attended(client: JobsClient, job_id: JobId, timeout_s: float | None) -> Job:
+    """As `_wait`; whoever interrupts it is told that the job is not ended by that."""
+    try:
+        return _wait(client, job_id, timeout_s)
+    except KeyboardInterrupt:
+        note(f"job {job_id} goes on\n  follow it: fedsched logs {job_id} -f     end it: fedsched cancel {job_id}")
+        raise
 
 
 def _wait(client: JobsClient, job_id: JobId, timeout_s: float | None) -> Job:

@@ -171,6 +171,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Seque
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def note(line: str) -> None:
+    """Tell people what is no part of a result: on stderr, so that what reads the result does not meet it."""
+    sys.stderr.write(f"{line}\n")
+
+
 def clock(length_s: float) -> str:
     """A running time as HH:MM:SS."""
     whole = max(0, int(length_s))

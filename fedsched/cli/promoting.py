@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsched.cli.connect import Server, connect, user
-from fedsched.cli.output import Format, Output, emit, span, table
+from fedsched.cli.output import Format, Output, emit, note, span, table
 
 if TYPE_CHECKING:
     from fedsched.adapters.rpc import JobsClient
@@ -119,7 +119,10 @@ def shadow(
         if candidate is None:
             print(f"nothing runs in the shadow of {cluster} any more")
         else:
-            print(f"{candidate.version} runs in the shadow of {cluster}; see `fedsched policy diff {cluster}`")
+            print(
+                f"{candidate.version} is to decide in the shadow of {cluster}; "
+                f"`fedsched policy diff {cluster}` tells how it does, or why it cannot"
+            )
 
 
 def diff(
@@ -153,6 +156,8 @@ def diff(
             [_row(item) for item in found],
             spare=("MS", "WORTH", "AGE"),
         )  # fmt: skip
+        if not found:
+            note("nothing was compared yet; `fedsched policy shadow CLUSTER ...` begins a comparison")
 
 
 def _of_journal(journal: Path, policy: str, checkpoint: str) -> Comparison:
@@ -225,7 +230,9 @@ def _show(order: Promotion, output: Format) -> None:
     if emit(order, output, [f"promotion/{order.cluster}/{order.seq}"]):
         return
     if order.state.value == "active":
-        print(f"{order.version} decides in cluster {order.cluster} from the next slot on")
+        follows = order.action.value == "promoted" and not order.pinned
+        print(f"{order.version} decides in cluster {order.cluster} from the next slot on", end="")
+        print("; it accepts the federation's newer ones again" if follows else "")
     elif order.state.value == "replaced":
         print(f"{order.version} does not decide in cluster {order.cluster}: {order.message}")
     else:

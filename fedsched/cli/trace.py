@@ -11,7 +11,7 @@ import click
 import typer
 
 from fedsched.cli.connect import Server, connect
-from fedsched.cli.output import Format, Output, console, emit, span, table
+from fedsched.cli.output import Format, Output, console, emit, note, span, table
 from fedsched.sim.traces.names import SPEEDS, TraceFormat
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ def import_(
     _name(left_out, refused)
     if not emit(report, output, [str(out)]):
         table(("", "VALUE"), _lines(report))
+        if form != SPEEDS:
+            note(f"{out} holds the jobs; run them with `fedsched sim run --trace {out}`")
 
 
 def _telling(left_out: Refusals, refused: Path | None, work: Callable[[], int]) -> int:
@@ -230,6 +232,7 @@ def fit(
     found = fit_goodness.goodness(parameters, jobs, groups)
     if not emit(found, output, [item.cluster for item in found]):
         _show_goodness(found)
+        note(f"{out} holds the parameters; a workload draws jobs from them: {{kind: fitted, fit: {out.absolute()}}}")
 
 
 def _show_goodness(found: list[Goodness]) -> None:
@@ -241,10 +244,8 @@ def _show_goodness(found: list[Goodness]) -> None:
             "SIZES TV",
             "HOURS TV",
             "GPU-HOURS",
-            "BURSTINESS",
-            "DRAWN",
-            "SWING",
-            "DRAWN",
+            "BURSTINESS/DRAWN",
+            "SWING/DRAWN",
         ),
         [
             (
@@ -254,10 +255,8 @@ def _show_goodness(found: list[Goodness]) -> None:
                 f"{item.gpus_tv:.3f}",
                 f"{item.hours_tv:.3f}",
                 f"{item.gpu_hours_ratio:.1%}",
-                f"{item.burstiness:.2f}",
-                f"{item.drawn_burstiness:.2f}",
-                f"{item.swing:.2f}",
-                f"{item.drawn_swing:.2f}",
+                f"{item.burstiness:.2f}/{item.drawn_burstiness:.2f}",
+                f"{item.swing:.2f}/{item.drawn_swing:.2f}",
             )
             for item in found
         ],

@@ -136,11 +136,11 @@ def _show(
     }
     if emit(values, output, [str(place.file)]):
         return
-    cells = {**values, "runs": ", ".join(f"{run.jct_s:,.0f} s" for run in over)}
-    del cells["held_out"]
+    cells = {name: value for name, value in values.items() if name not in ("runs", "held_out")}
+    cells["JCT of the runs"] = ", ".join(f"{run.jct_s:,.0f} s" for run in over)
     for one in judged:
         half = f" +- {one.jct_s.half:,.0f}" if one.jct_s.half is not None else ""
-        cells[one.policy] = f"{one.jct_s.mean:,.0f}{half} s"
+        cells[f"held-out JCT of {one.policy}"] = f"{one.jct_s.mean:,.0f}{half} s"
     table(("SPEEDS LEARNED", ""), list(cells.items()))
 
 

@@ -31,7 +31,10 @@ _NEXT_STEPS = {
     Reason.PENDING_EVALUATION: "wait for the cluster's next slot",
     Reason.USER_ERROR: "read `fedsched logs {id}`, correct the script and submit again",
     Reason.OUT_OF_MEMORY: "raise resources.memory and submit again",
-    Reason.START_FAILED: "read `fedsched logs {id}`; check the command and its working directory",
+    Reason.START_FAILED: (
+        "check run and workdir in the job file, and that the script calls fedsched.elastic.join; "
+        "`fedsched logs {id}` has what it printed"
+    ),
     Reason.ATTEMPTS_EXHAUSTED: "read `fedsched logs {id}`; raise limits.maxAttempts if the cause has passed",
     Reason.TIME_LIMIT: "raise limits.maxRuntime and submit again",
     Reason.TASK_KILLED: "read `fedsched logs {id}` and submit again",

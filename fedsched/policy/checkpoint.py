@@ -78,6 +78,7 @@ def contents(path: Path, what: str, hint: str) -> bytes:
         return read_whole(path, BYTES_MAX)
     except (OSError, ValueError) as problem:  # a name with a null character is no OSError
         why = problem.strerror if isinstance(problem, OSError) else problem
+        hint = f"check the path, or {hint}" if isinstance(problem, FileNotFoundError) else hint
         raise CorruptCheckpoint(f"cannot read {what} {path}: {why}", hint) from problem
 
 

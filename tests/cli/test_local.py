@@ -113,7 +113,11 @@ def test_a_federation_comes_up_is_found_is_mended_and_goes_down_without_a_trace(
     assert json.loads(down.stdout) == {"name": "tiny", "stopped": [*after], "purged": False}
     assert federation.left() == []
     assert (federation.home / "tiny" / "etcd" / "data").is_dir(), "the data stays"
-    assert federation.run("down").returncode == 0, "nothing to do is fine"
+    idle = federation.run("down")
+    assert idle.returncode == 0, "nothing to do is fine"
+    assert idle.stdout == ("federation tiny did not run; `fedsched down --name tiny --purge` deletes what it left\n"), (
+        "and is said"
+    )
     assert federation.run("down", "--purge").returncode == 0
     assert not (federation.home / "tiny").exists()
 

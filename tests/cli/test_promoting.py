@@ -165,7 +165,8 @@ def test_a_candidate_is_compared_shown_and_ended(store: MemoryStore, east: Agent
     done = run("policy", "shadow", "east", "--policy", "set")
     assert (done.code, done.out) == (
         0,
-        "set of builtin runs in the shadow of east; see `fedsched policy diff east`\n",
+        "set of builtin is to decide in the shadow of east; "
+        "`fedsched policy diff east` tells how it does, or why it cannot\n",
     ), done.err
     found = compared(run, east, lambda item: item["cases"] >= 3)  # type: ignore[operator]
     assert found["valid"] == found["cases"]

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedsched.cli.output import note
 from fedsched.errors import InvalidInput
 from fedsched.files import refuse_clashes, write_whole
 
@@ -119,6 +120,24 @@ def goes_on(place: Place, *, resume: bool, restart: bool) -> bool:
             "name another file, or --restart",
         )
     return False
+
+
+@contextmanager
+def at_work(place: Place) -> Iterator[None]:
+    """While a training runs no other writes its files; whoever interrupts it is told whether it can go on.
+
+    Raises:
+        Conflict: another training is at work on them.
+    """
+    from fedsched.files import alone
+
+    with alone(place.state):
+        try:
+            yield
+        except KeyboardInterrupt:
+            left = f"--resume goes on from {place.state}" if place.state.exists() else "nothing is kept yet"
+            note(f"the training is interrupted; {left}")
+            raise
 
 
 Row = Mapping[str, Any]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
-from fedsched.cli.teaching import Place, Restart, Resume, View, goes_on, look_around, shown, write_log
+from fedsched.cli.teaching import Place, Restart, Resume, View, at_work, goes_on, look_around, shown, write_log
 
 if TYPE_CHECKING:
     from fedsched.config import LearningConfig
@@ -242,7 +242,6 @@ def _recipe(
 def _teach(
     recipe: Recipe, scenario: Path, file: Path, episodes: int, *, resume: bool, restart: bool, output: Format
 ) -> None:
-    from fedsched.files import alone
     from fedsched.sim import teaching_state
     from fedsched.sim.experiment import files_of
     from fedsched.sim.teaching import Training
@@ -250,7 +249,7 @@ def _teach(
     place, groups = Place(file), range(recipe.groups)
     read = [*files_of(scenario), *([] if recipe.source in ("builtin", "scratch") else [Path(recipe.source)])]
     look_around(place, read, [name(index, len(groups)) for index in groups for name in (place.of, place.best_of)])
-    with alone(place.state):
+    with at_work(place):
         on = goes_on(place, resume=resume, restart=restart)
         training = teaching_state.load(place.state, recipe) if on else Training(recipe)
         command = f"fedsched train {recipe.mode} {scenario.name} FILE {_options(recipe, episodes)}"

@@ -16,6 +16,7 @@ from fedsched.cli.teaching import (
     Restart,
     Resume,
     View,
+    at_work,
     experiments_and_file,
     goes_on,
     look_around,
@@ -81,7 +82,6 @@ def train_set(
     anew. Improvement goes back where other clusters than those trained on say that it
     did no good, so the last weights are the best ones.
     """
-    from fedsched.files import alone
     from fedsched.policy import registry
     from fedsched.policy.set import SetOptions
     from fedsched.sim import training_state
@@ -128,7 +128,7 @@ def train_set(
         "judged on": [one.name for one in judges],
     }
     cases = [case for ground in grounds for case in ground.cases]
-    with alone(place.state):
+    with at_work(place):
         on = goes_on(place, resume=resume, restart=restart)
         begun = training_state.load(place.state, recipe) if on else None
         teaching = _teaching(grounds, teacher, teacher_checkpoint, tell) if begun is None else None

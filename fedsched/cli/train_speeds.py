@@ -15,6 +15,7 @@ from fedsched.cli.teaching import (
     Restart,
     Resume,
     View,
+    at_work,
     experiments_and_file,
     goes_on,
     look_around,
@@ -60,7 +61,6 @@ def speeds(
     The same options give the same file, also when it was interrupted and resumed. How it decides is taken from the
     experiment's own learned_speed, if it has one.
     """
-    from fedsched.files import alone
     from fedsched.policy import speed_checkpoint
     from fedsched.policy.learned_speed import LearnedSpeedOptions
     from fedsched.sim.experiment import files_of, load_experiment
@@ -80,7 +80,7 @@ def speeds(
         "digest of the first statistics": first.digest if first is not None else None,
         **{f"experiment {number}": one.model_dump(mode="json") for number, one in enumerate(experiments)},
     }
-    with alone(place.state):
+    with at_work(place):
         on = goes_on(place, resume=resume, restart=restart)
         known, done = _begun(place, recipe) if on else (first.statistics if first is not None else None, [])
         with shown(VIEW, runs, len(done)) as show:

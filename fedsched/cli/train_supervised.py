@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
-from fedsched.cli.teaching import File, Place, Restart, Resume, View, goes_on, look_around, shown, write_log
+from fedsched.cli.teaching import File, Place, Restart, Resume, View, at_work, goes_on, look_around, shown, write_log
 
 if TYPE_CHECKING:
     from fedsched.sim.training import Row
@@ -43,7 +43,6 @@ def supervised(
     The same options give the same file, also when it was interrupted and resumed; all defaults are how the weights
     that ship were made.
     """
-    from fedsched.files import alone
     from fedsched.sim import training_state
     from fedsched.sim.training import WarmUpPlan, warm_up
 
@@ -53,7 +52,7 @@ def supervised(
         f"fedsched train supervised --teacher {teacher.value} --seed {seed} --steps {steps} "
         f"--scenarios {scenarios} --held-out {held_out} FILE"
     )
-    with alone(place.state):
+    with at_work(place):
         on = goes_on(place, resume=resume, restart=restart)
         begun = training_state.load(place.state, plan.plain()) if on else None
         with shown(VIEW, steps, plan.step_of(begun)) as show:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsched.adapters.memory import MemoryStore
+from fedsched.cli.teaching import Place, at_work
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, Reason
 from tests.cli.conftest import Run
@@ -94,3 +95,36 @@ def test_weights_that_are_not_there_are_looked_for_before_they_are_replaced(run:
     refused = run("policy", "card", "nowhere.safetensors")
     assert refused.code == 1
     assert "try: check the path, or " in refused.err
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["nothing kept", "a state kept"])
+def test_who_interrupts_a_training_is_told_whether_it_can_go_on(
+    kept: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(tmp_path / "new.safetensors")
+    if kept:
+        place.state.write_bytes(b"")
+    with pytest.raises(KeyboardInterrupt), at_work(place):
+        raise KeyboardInterrupt
+    left = f"--resume goes on from {place.state}" if kept else "nothing is kept yet"
+    assert capfd.readouterr().err == f"the training is interrupted; {left}\n"
+
+
+def test_a_training_that_is_interrupted_goes_on_with_resume_as_it_says(tmp_path: Path) -> None:
+    """Hours of training are not to be thrown away for want of a word."""
+    small = Path(__file__).parents[2] / "simulations" / "experiments" / "small.yaml"
+    file = tmp_path / "new.safetensors"
+    command = [sys.executable, "-m", "fedsched.cli.main", "train", "speeds", str(small), str(file), "--runs"]
+    with subprocess.Popen([*command, "500"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        assert training.stderr is not None
+        assert training.stderr.readline().startswith("run 1, ")
+        eventually((tmp_path / "new.state").exists, "its state is kept")
+        training.send_signal(signal.SIGINT)
+        told = training.stderr.read().splitlines()
+        assert training.wait() == 130
+    assert told[-1] == f"the training is interrupted; --resume goes on from {tmp_path / 'new.state'}"
+    runs = sum(line.startswith("run ") for line in told) + 3
+    resumed = subprocess.run([*command, str(runs), "--resume"], capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "run 1, " not in resumed.stderr
+    assert len((tmp_path / "new.csv").read_text().splitlines()) == 1 + runs

@@ -27,6 +27,8 @@ IDLE_S = 1.0
 """A pass is made at least this often, for what time alone brings."""
 BACKOFF_S = 1.0
 """Pause after the store did not answer."""
+HISTORY_PAUSE_S = 5.0
+"""Pause after the history could not be written: each try may wait for it, and dispatching with it."""
 DELETES_MAX = 100
 """Keys removed in one transaction; etcd allows 128."""
 
@@ -68,7 +70,8 @@ class Dispatcher:
         self._monotonic = monotonic
         self._stop = threading.Event()
         self._recorded: set[str] = set()
-        self._history_failed = False
+        self._history_failed_s: float | None = None
+        """When the history could not be written, the last time, unless it could since."""
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     def start(self) -> None:
@@ -102,14 +105,14 @@ class Dispatcher:
                 self._stop.wait(BACKOFF_S)
 
     def work(self) -> None:
-        """One pass: write finished jobs down and, while leading, dispatch and tidy up."""
+        """One pass: while leading, dispatch; write finished jobs down; while leading, tidy up."""
         tracked = self._cache.tracked()
+        guard = self._leadership.guard() if self._leadership.leading else None
+        if guard is not None:
+            self._dispatch_all(tracked, guard)
         self._record_all(tracked)
-        if not self._leadership.leading:
-            return
-        guard = self._leadership.guard()
-        self._dispatch_all(tracked, guard)
-        self._remove_old(tracked, guard)
+        if guard is not None:
+            self._remove_old(tracked, guard)
 
     def _dispatch_all(self, tracked: list[Tracked], guard: Guard) -> None:
         states = {state.name: state for state in self._cache.candidates()}
@@ -163,15 +166,18 @@ class Dispatcher:
 
     def _record_all(self, tracked: list[Tracked]) -> None:
         """Write finished jobs down. A history that cannot be written costs no other job its dispatch."""
+        failed_s = self._history_failed_s
+        if failed_s is not None and self._monotonic() - failed_s < HISTORY_PAUSE_S:
+            return
         try:
             for job in tracked:
                 self._record(job)
         except Failed as problem:
-            if not self._history_failed:
+            if failed_s is None:
                 _log.error("%s", problem.message)
-            self._history_failed = True
+            self._history_failed_s = self._monotonic()
         else:
-            self._history_failed = False
+            self._history_failed_s = None
 
     def _record(self, job: Tracked) -> None:
         spec, status = job.spec, job.status
@@ -184,7 +190,8 @@ class Dispatcher:
         self._recorded.add(spec.job_id)
 
     def _remove_old(self, tracked: list[Tracked], guard: Guard) -> None:
-        """Remove finished jobs from the store, their steps first: a job is there until its status goes."""
+        """Remove finished jobs from the store: steps that are too many for one transaction first, the last ones, by
+        which a controller knows that it has seen all, together with the status. Who finds a rest goes on with it."""
         now_s = self._monotonic()
         for job in tracked:
             assert job.spec is not None
@@ -194,13 +201,14 @@ class Dispatcher:
                 continue
             job_id = job.spec.job_id
             steps = [Delete(keys.job_transition(job_id, seq)) for seq in sorted(job.transitions)]
-            last: tuple[Delete, ...] = (Delete(keys.job_status(job_id)), Delete(keys.job_spec(job_id)))
+            last = [Delete(keys.job_status(job_id)), Delete(keys.job_spec(job_id))]
             key = self._cache.idempotency_key(job_id)
             if key:
-                last += (Delete(keys.idempotency(key)),)
-            for begin in range(0, len(steps), DELETES_MAX):
-                self._store.commit((guard,), tuple(steps[begin : begin + DELETES_MAX]))
-            self._store.commit((guard,), last)
+                last.append(Delete(keys.idempotency(key)))
+            while len(steps) > DELETES_MAX:
+                self._store.commit((guard,), tuple(steps[:DELETES_MAX]))
+                del steps[:DELETES_MAX]
+            self._store.commit((guard,), (*steps, *last))
 
 
 def _with_promise(state: CandidateCluster, spec: JobSpec) -> CandidateCluster:

@@ -15,6 +15,13 @@ from fedsched.core.views import Job
 from fedsched.errors import Failed, StartFailed
 from fedsched.runtime import codec
 
+OPEN_S_MAX = 10.0
+"""How long the file may be another's when it is opened."""
+WRITE_S_MAX = 0.5
+"""How long a write waits for whoever has the file locked: dispatching waits with it."""
+READ_S_MAX = 2.0
+"""How long a read does."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     job_id TEXT PRIMARY KEY,
@@ -54,14 +61,17 @@ class History:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(file, check_same_thread=False, timeout=10.0)
+        # Of its own each: who only reads does not wait while a write does.
+        self._writing = _Connection(file)
+        self._reading = _Connection(file)
         try:
-            with self._lock, self._connection:
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.executescript(_SCHEMA)
+            with self._writing.alone() as connection, connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.executescript(_SCHEMA)
+            self._writing.wait_at_most(WRITE_S_MAX)
+            self._reading.wait_at_most(READ_S_MAX)
         except sqlite3.DatabaseError as problem:
-            self._connection.close()
+            self.close()
             raise StartFailed(
                 f"the history of finished jobs in {file} cannot be used: {problem}",
                 "restore it from a backup, or move it away to start with an empty one; running jobs are not in it",
@@ -70,7 +80,7 @@ class History:
     def add(self, past: Past) -> None:
         """Write a finished job down."""
         job_id = past.job.spec.job_id
-        with self._using() as connection, connection:
+        with self._using(self._writing) as connection, connection:
             connection.execute(
                 "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?)",
                 (job_id, past.idempotency_key, _text(past.job.spec), _text(past.job.status)),
@@ -95,7 +105,7 @@ class History:
     def transitions(self, job_id: JobId | None = None) -> list[Transition]:
         """The steps of one job or of all, by job and number."""
         where, values = ("WHERE job_id = ?", (job_id,)) if job_id else ("", ())
-        with self._using() as connection:
+        with self._using(self._reading) as connection:
             rows = connection.execute(
                 f"SELECT transition FROM transitions {where} ORDER BY job_id, seq", values
             ).fetchall()
@@ -103,15 +113,15 @@ class History:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._connection.close()
+        for file in (self._writing, self._reading):
+            with file.alone() as connection:
+                connection.close()
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[sqlite3.Connection]:
-        """The file, for one thread at a time."""
+    def _using(self, file: _Connection) -> Iterator[sqlite3.Connection]:
         try:
-            with self._lock:
-                yield self._connection
+            with file.alone() as connection:
+                yield connection
         except sqlite3.Error as problem:
             raise Failed(
                 f"the history of finished jobs in {self._file} does not answer: {problem}",
@@ -119,9 +129,28 @@ class History:
             ) from problem
 
     def _jobs(self, where: str, values: tuple[str, ...]) -> list[Job]:
-        with self._using() as connection:
+        with self._using(self._reading) as connection:
             rows = connection.execute(f"SELECT spec, status FROM jobs {where}", values).fetchall()
         return [Job(codec.loads(JobSpec, spec), codec.loads(JobStatus, status)) for spec, status in rows]
+
+
+class _Connection:
+    """One to the file, for one thread at a time."""
+
+    def __init__(self, file: Path) -> None:
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(file, check_same_thread=False, timeout=OPEN_S_MAX)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[sqlite3.Connection]:
+        """The connection, while no other thread has it."""
+        with self._lock:
+            yield self._connection
+
+    def wait_at_most(self, seconds: float) -> None:
+        """How long to wait from now on where another process has the file locked."""
+        with self.alone() as connection:
+            connection.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
 
 
 def _text(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
@@ -16,12 +17,12 @@ from msgspec.structs import replace
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
 from fedsched.adapters.rpc import JobsClient, serve
-from fedsched.controller.admission import Admission
+from fedsched.controller.admission import Admission, transition
 from fedsched.controller.cache import Cache
-from fedsched.controller.dispatcher import Dispatcher
+from fedsched.controller.dispatcher import HISTORY_PAUSE_S, Dispatcher
 from fedsched.controller.history import History
 from fedsched.core.ids import ClusterName, JobId
-from fedsched.core.job import JobPhase, JobSpec, Range, Reason
+from fedsched.core.job import JobPhase, JobSpec, JobStatus, Range, Reason
 from fedsched.core.rounds import Absence, Absentee, Contribution, PolicyRecord, RoundOutcome, RoundRecord
 from fedsched.errors import (
     AddressInUse,
@@ -36,7 +37,7 @@ from fedsched.errors import (
     VersionSkew,
 )
 from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import Entry, Guard, Put, RevisionIs
+from fedsched.runtime.ports import Committed, Entry, Guard, Put, RevisionIs, Write
 from tests.controller.conftest import StartController
 from tests.controller.stand_in import StandInAgent
 from tests.waiting import eventually
@@ -308,7 +309,8 @@ def test_a_history_that_cannot_be_written_stops_no_dispatch_and_loses_no_job(
     history, cache = History(file), Cache()
     watch = cache.follow(store)
     admission = Admission(store, cache, history, "test")
-    dispatcher = Dispatcher(store, cache, history, Believer(mine), "me", 0.0)
+    now_s = time.monotonic()
+    dispatcher = Dispatcher(store, cache, history, Believer(mine), "me", 0.0, monotonic=lambda: now_s)
     first = admission.submit(spec, "", dry_run=False).job.spec.job_id
     eventually(lambda: cache.clusters(), "the cluster is known")
     dispatcher.work()
@@ -329,11 +331,95 @@ def test_a_history_that_cannot_be_written_stops_no_dispatch_and_loses_no_job(
     with sqlite3.connect(file) as connection:
         connection.execute("ALTER TABLE away RENAME TO jobs")
     connection.close()
+    now_s += HISTORY_PAUSE_S
     dispatcher.work()
     assert store.get(keys.job_status(first)) is None
     assert [job.spec.job_id for job in history.jobs()] == [first]
     watch.close()
     history.close()
+
+
+def test_a_history_that_somebody_has_locked_slows_no_dispatch_and_no_answer(
+    store: MemoryStore, spec: JobSpec, tmp_path: Path
+) -> None:
+    """Somebody's backup of the file: each dispatch took twenty seconds, each list of jobs fifteen."""
+    mine = store.commit((), (Put(keys.leader("controller"), b"me"),)).revision
+    east = StandInAgent(store, "east", cpus=64)
+    file = tmp_path / "history.sqlite"
+    history, cache = History(file), Cache()
+    watch = cache.follow(store)
+    admission = Admission(store, cache, history, "test")
+    dispatcher = Dispatcher(store, cache, history, Believer(mine), "me", 60.0)
+    ended = admission.submit(spec, "", dry_run=False).job.spec.job_id
+    eventually(lambda: cache.clusters(), "the cluster is known")
+    dispatcher.work()
+    east.run(ended)
+    east.end(ended)
+    eventually(lambda: cache.job(ended).status.phase is JobPhase.SUCCEEDED, "its end is known")  # type: ignore[union-attr]
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    began_s = time.monotonic()
+    passes = threading.Thread(target=lambda: [dispatcher.work() for _ in range(10)])
+    passes.start()
+    assert history.jobs() == []
+    waiting = admission.submit(spec, "run-1", dry_run=False).job.spec.job_id
+    passes.join()
+    dispatcher.work()
+    took_s = time.monotonic() - began_s
+
+    assert waiting in east.assigned()
+    assert took_s < HISTORY_PAUSE_S, "it waited for the file more than once"
+    other.execute("ROLLBACK")
+    other.close()
+    watch.close()
+    history.close()
+
+
+class Dying(MemoryStore):
+    """A store that ends its client after so many transactions."""
+
+    left = 10**6
+
+    def commit(self, guards: tuple[Guard, ...], writes: tuple[Write, ...]) -> Committed:
+        if not self.left:
+            raise ConnectionAbortedError("the controller was killed here")
+        self.left -= 1
+        return super().commit(guards, writes)
+
+
+@pytest.mark.parametrize("steps", [2, 150, 350])
+def test_a_finished_job_is_removed_whole_by_whoever_comes_after_a_controller_that_was_killed_at_it(
+    spec: JobSpec, tmp_path: Path, steps: int
+) -> None:
+    """The next one took what was left for a job of which it had not heard all, and kept it in etcd for ever."""
+    for killed_at in range(5):
+        store = Dying()
+        mine = store.commit((), (Put(keys.leader("controller"), b"me"),)).revision
+        job_id = JobId("7")
+        status = JobStatus(job_id, phase=JobPhase.CANCELLED, seq=steps)
+        store.commit((), (Put(keys.job_spec(job_id), codec.dumps(replace(spec, job_id=job_id))),))
+        store.commit((), (Put(keys.idempotency("run-7"), b"7"),))
+        for seq in range(1, steps + 1):
+            step = transition(status, replace(status, seq=seq), 0.0, "test")
+            store.commit((), (Put(keys.job_transition(job_id, seq), codec.dumps(step)),))
+        store.commit((), (Put(keys.job_status(job_id), codec.dumps(status)),))
+
+        for number, left in enumerate((killed_at, 10**6)):
+            history, cache = History(tmp_path / f"{killed_at}-{number}.sqlite"), Cache()
+            watch = cache.follow(store)
+            eventually(lambda: cache.loaded, "the store's contents are known")  # noqa: B023
+            store.left = left
+            with contextlib.suppress(ConnectionAbortedError):
+                Dispatcher(store, cache, history, Believer(mine), "me", 0.0).work()
+            watch.close()
+            history.close()
+
+        left_over = [
+            entry.key for entry in store.list(keys.ROOT).entries if "/jobs/" in entry.key or "run-7" in entry.key
+        ]
+        assert left_over == [], f"killed at transaction {killed_at}"
+        store.close()
 
 
 def test_unknown_jobs_are_not_found_by_any_call(client: JobsClient) -> None:

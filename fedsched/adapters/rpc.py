@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +35,10 @@ _log = logging.getLogger(__name__)
 ERROR_KEY = "fedsched-error-bin"
 TRACE_KEY = "traceparent"
 STREAMS_MAX = 256
-"""Calls that a server works on at once, streams included; more are refused."""
+"""Calls that a server works on at once, streams included."""
+READERS_MAX = STREAMS_MAX // 2
+"""So many of them may be streams to readers; more are refused. Who watches and hangs keeps nobody from other calls, nor
+an agent from attaching."""
 ERROR_CHARS_MAX = 4000
 """Longer error messages are cut: the transport drops metadata above 8 KiB."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -163,7 +167,11 @@ def _answering(context: grpc.ServicerContext, method: str) -> Iterator[None]:
 
 
 class _Errors(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Puts `_answering` around every method of a server."""
+    """Puts `_answering` around every method of a server, and lets only so many streams be read at once."""
+
+    def __init__(self) -> None:
+        self._free = threading.Semaphore(READERS_MAX)
+        """Streams that can yet be given to readers."""
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Wrap the method's handler."""
@@ -177,6 +185,8 @@ class _Errors(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in t
                 return handler.unary_unary(request, context)
 
         def many(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            if not handler.request_streaming:
+                self._take_free(context)
             with _answering(context, method):
                 yield from (handler.unary_stream or handler.stream_stream)(request, context)
 
@@ -187,9 +197,20 @@ class _Errors(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in t
             return grpc.unary_stream_rpc_method_handler(many, *serializers)
         return grpc.unary_unary_rpc_method_handler(one, *serializers)
 
+    def _take_free(self, context: grpc.ServicerContext) -> None:
+        """Take one of the streams until the call is over, or end the call."""
+        if not self._free.acquire(blocking=False):
+            why = f"{READERS_MAX} streams are being read, and no more are served at once"
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        if not context.add_callback(self._free.release):
+            self._free.release()  # the caller has hung up meanwhile
 
-def serve(listen: str, add_services: Callable[[grpc.Server], None]) -> tuple[grpc.Server, str]:
+
+def serve(listen: str, add_services: Callable[[grpc.Server], None], *, waiting_max: int = 0) -> tuple[grpc.Server, str]:
     """Start a server on `listen` (port 0: any free one); returns it and its real address.
+
+    Args:
+        waiting_max: calls that may wait while `STREAMS_MAX` are worked on; more are refused.
 
     Raises:
         AddressInUse: the port is taken.
@@ -198,7 +219,7 @@ def serve(listen: str, add_services: Callable[[grpc.Server], None]) -> tuple[grp
         ThreadPoolExecutor(STREAMS_MAX, thread_name_prefix="rpc"),
         interceptors=[_Errors()],
         options=_SERVER_OPTIONS,
-        maximum_concurrent_rpcs=STREAMS_MAX,
+        maximum_concurrent_rpcs=STREAMS_MAX + waiting_max,
     )
     add_services(server)
     try:

@@ -34,6 +34,8 @@ from fedsched.runtime.ports import Store
 
 JOIN_S = 8.0
 """How long etcd may take to answer at the start; later it may be away for any time."""
+WAITING_MAX = 2048
+"""Calls that may wait for their turn: a sweep's submissions come all at once."""
 GRACE_S = 2.0
 """How long calls may go on after the order to stop."""
 
@@ -66,7 +68,7 @@ class Controller:
                 add_JobsServicer_to_server(service, server)
                 add_AgentsServicer_to_server(lines, server)
 
-            server, self.address = serve(config.listen, add_services)
+            server, self.address = serve(config.listen, add_services, waiting_max=WAITING_MAX)
             undo.callback(lambda: server.stop(GRACE_S).wait(2 * GRACE_S))
             undo.callback(lines.close)
             undo.callback(service.close)

@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from msgspec.structs import replace
 
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
-from fedsched.adapters.rpc import JobsClient, serve
+from fedsched.adapters.rpc import READERS_MAX, STREAMS_MAX, JobsClient, channel_options, serve
 from fedsched.controller.admission import Admission, transition
 from fedsched.controller.cache import Cache
 from fedsched.controller.dispatcher import HISTORY_PAUSE_S, Dispatcher
@@ -36,6 +37,8 @@ from fedsched.errors import (
     Unreachable,
     VersionSkew,
 )
+from fedsched.pb import jobs_pb2 as pb
+from fedsched.pb.jobs_pb2_grpc import JobsStub
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Committed, Entry, Guard, Put, RevisionIs, Write
 from tests.controller.conftest import StartController
@@ -679,10 +682,34 @@ def test_hundreds_of_submissions_at_once_are_all_taken(start_controller: StartCo
     store = Distant()
     try:
         StandInAgent(store, "east")
-        _, client = start_controller(store)
-        with ThreadPoolExecutor(150) as pool:
-            ids = sorted(pool.map(lambda number: int(client.submit(spec, f"run-{number}").job.spec.job_id), range(300)))
-        assert ids == list(range(1, 301))
-        assert len(client.list()) == 300
+        controller, _ = start_controller(store)
+        with JobsClient(controller.address, timeout_s=100.0) as client, ThreadPoolExecutor(400) as pool:
+            ids = sorted(pool.map(lambda number: int(client.submit(spec, f"run-{number}").job.spec.job_id), range(400)))
+            assert ids == list(range(1, 401))
+            assert len(client.list()) == 400
+    finally:
+        store.close()
+
+
+def test_watchers_that_hang_keep_nobody_from_the_rest(start_controller: StartController, spec: JobSpec) -> None:
+    """A script that forgets its streams must be no outage for everybody else."""
+    store = MemoryStore()
+    try:
+        controller, client = start_controller(store)
+        job_id = submitted(client, spec)
+        with grpc.insecure_channel(controller.address, options=channel_options(controller.address)) as channel:
+            stub = JobsStub(channel)
+            watchers = [stub.Watch(pb.WatchRequest()) for _ in range(STREAMS_MAX + 20)]
+            eventually(lambda: sum(watcher.done() for watcher in watchers) == 20 + READERS_MAX, "the rest is refused")
+            assert client.get(job_id).status.phase is JobPhase.QUEUED
+            with pytest.raises(Unreachable, match="128 streams are being read"):
+                next(iter(client.watch()))
+
+        def is_served() -> bool:
+            with contextlib.suppress(Unreachable):
+                return next(iter(client.watch())).spec.job_id == job_id
+            return False
+
+        eventually(is_served, "streams are served again")
     finally:
         store.close()

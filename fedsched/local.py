@@ -185,6 +185,7 @@ def up(config: FederationConfig, state_dir: Path, say: Say) -> LocalFederation:
     with _locked(state_dir):
         before = _read(state_dir)
         wanted = config.model_dump_json()
+        _stop(_strays(state_dir, before), say)
         running = before.running() if before is not None else ()
         if before is not None and running and before.config != wanted:
             raise Conflict(
@@ -207,7 +208,7 @@ def down(state_dir: Path, purge: bool, say: Say) -> tuple[StartedProcess, ...]:
     running: tuple[StartedProcess, ...] = ()
     if state is not None:
         with _locked(state_dir):
-            running = state.running()
+            running = (*state.running(), *_strays(state_dir, state))
             # Agents go first: an agent that saw its tasks end would think that they had failed.
             _stop([process for process in running if process.name.startswith("agent ")], say)
             for cluster in state.clusters:
@@ -258,6 +259,7 @@ class _Start:
     def run(self) -> LocalFederation:
         """Start, wait, and undo it all if that fails; what runs then."""
         begun_s = time.monotonic()
+        _write(self._dir, self._state)  # whatever ends this process, `down` finds the federation
         try:
             self._check_addresses()
             self._start_etcd()
@@ -490,12 +492,6 @@ def _recognised(state_dir: Path) -> LocalFederation:
 
     Its processes are recognised by the files that they were started with.
     """
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            name = _name_in(process.cmdline(), state_dir)
-            if name:
-                found.append(StartedProcess(name, process.pid, process.create_time(), str(_log_file(state_dir, name))))
     return LocalFederation(
         name=state_dir.name,
         controller="",
@@ -505,8 +501,25 @@ def _recognised(state_dir: Path) -> LocalFederation:
         trace_endpoint="",
         trace_file="",
         config="",
-        processes=tuple(found),
+        processes=_found(state_dir),
     )
+
+
+def _strays(state_dir: Path, state: LocalFederation | None) -> list[StartedProcess]:
+    """Processes of a federation that its state does not name: an `up` that was killed had not yet noted them."""
+    known = {process.pid for process in state.running()} if state is not None else set()
+    return [process for process in _found(state_dir) if process.pid not in known]
+
+
+def _found(state_dir: Path) -> tuple[StartedProcess, ...]:
+    """The processes of a federation that are alive, by what they were started with."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            name = _name_in(process.cmdline(), state_dir)
+            if name:
+                found.append(StartedProcess(name, process.pid, process.create_time(), str(_log_file(state_dir, name))))
+    return tuple(found)
 
 
 def _name_in(command: list[str], state_dir: Path) -> str:

@@ -146,6 +146,27 @@ def test_a_port_in_use_and_a_process_that_fails_are_told_and_nothing_is_left_run
     assert federation.left() == []
 
 
+def test_an_up_that_was_killed_leaves_nothing_that_down_or_the_next_up_does_not_find(federation: Federation) -> None:
+    """Its etcd, which nobody had noted yet, held its data and kept every later `up` from starting."""
+
+    def killed() -> None:
+        environment = {**os.environ, "FEDSCHED_HOME": str(federation.home)}
+        up = subprocess.Popen([sys.executable, "-m", "fedsched.cli.main", "up", federation.file], env=environment)
+        eventually(lambda: any("--data-dir=" in line for line in federation.left()), "etcd is started", 60.0)
+        up.kill()
+        up.wait()
+
+    killed()
+    down = federation.run("down")
+    assert down.returncode == 0, down.stderr
+    assert federation.left() == []
+
+    killed()
+    up = federation.run("up", str(federation.file))
+    assert up.returncode == 0, up.stderr
+    assert sum("--data-dir=" in line for line in federation.left()) == 1
+
+
 def test_an_etcd_that_does_not_answer_is_told_before_anything_starts(federation: Federation) -> None:
     """Exit code 7."""
     federation.plain["etcd"] = {"address": free_address()}

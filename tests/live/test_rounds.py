@@ -561,6 +561,7 @@ def start_process(folder: Path, etcd: str, listen: str) -> subprocess.Popen[byte
         )
 
 
+@pytest.mark.timeout(3 * STARTS_S_MAX)
 def test_a_killed_aggregator_goes_on_where_it_was(etcd_address: str, tmp_path: Path) -> None:
     """kill -9 at any moment costs at most the round that was being held; agents come back by themselves."""
     listen = free_address()

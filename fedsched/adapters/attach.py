@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -17,11 +17,12 @@ from fedsched.errors import FedschedError
 from fedsched.pb import agents_pb2 as pb
 from fedsched.pb import agents_pb2_grpc as pb_grpc
 from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import KeyChanged, Snapshot, Store
+from fedsched.runtime.ports import KeyChanged, LogPiece, Snapshot, Store
 
-ReadLogs = Callable[[JobId, bool], Iterator[bytes]]
-"""Reads what a job printed; with True also what it will print, until it is over. While there is nothing new it yields
-empty bytes at least once a second, so that a reader who has gone is noticed."""
+ReadLogs = Callable[[JobId, bool, Mapping[str, int]], Iterator[LogPiece]]
+"""Reads what a job printed, each file from the offset that is given for it; with True also what it will print, until it
+is over. While there is nothing new it yields empty pieces at least once a second, so that a reader who has gone is
+noticed."""
 
 CHUNK_BYTES_MAX = 64 * 1024
 REQUESTS_MAX = 32
@@ -204,13 +205,17 @@ class _LogRequest:
             self._send(pb.FromAgent(log_end=pb.LogEnd(request=self._order.request, error=error)))
 
     def _copy(self) -> None:
-        for piece in self._read_logs(JobId(self._order.job_id), self._order.follow):
-            for begin in range(0, len(piece), CHUNK_BYTES_MAX):
+        for piece in self._read_logs(JobId(self._order.job_id), self._order.follow, self._order.read):
+            for begin in range(0, len(piece.data), CHUNK_BYTES_MAX):
                 if not self._credit.acquire(timeout=CREDIT_S):
                     return
                 if self._stopped.is_set():
                     return
-                data = piece[begin : begin + CHUNK_BYTES_MAX]
-                self._send(pb.FromAgent(log_data=pb.LogData(request=self._order.request, data=data)))
+                part = pb.LogData(request=self._order.request, data=piece.data[begin : begin + CHUNK_BYTES_MAX])
+                if begin + CHUNK_BYTES_MAX < len(piece.data):
+                    part.partial = True
+                else:
+                    part.file, part.offset = piece.file, piece.offset
+                self._send(pb.FromAgent(log_data=part))
             if self._stopped.is_set():
                 return

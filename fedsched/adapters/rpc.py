@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -26,6 +26,7 @@ from fedsched.errors import AddressInUse, FedschedError, InvalidInput, TimedOut,
 from fedsched.pb import jobs_pb2 as pb
 from fedsched.pb import jobs_pb2_grpc as pb_grpc
 from fedsched.runtime import codec
+from fedsched.runtime.ports import LogPiece
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -288,10 +289,15 @@ class JobsClient:
         for message in self._many(self._stub.Events, pb.EventsRequest(job_id=job_id or "", follow=follow)):
             yield from_message(Transition, message)
 
-    def logs(self, job_id: JobId, follow: bool = False) -> Iterator[bytes]:
-        """What the job's tasks printed."""
-        for message in self._many(self._stub.Logs, pb.LogsRequest(job_id=job_id, follow=follow)):
-            yield message.data
+    def logs(self, job_id: JobId, follow: bool = False, read: Mapping[str, int] | None = None) -> Iterator[LogPiece]:
+        """What the job's tasks printed; of each file in `read` what comes after so many bytes."""
+        begun = b""
+        for message in self._many(self._stub.Logs, pb.LogsRequest(job_id=job_id, follow=follow, read=read)):
+            begun += message.data
+            # Of a piece that breaks off nothing is shown: it comes again.
+            if not message.partial:
+                yield LogPiece(begun, message.file, message.offset)
+                begun = b""
 
     def clusters(self) -> tuple[ClusterView, ...]:
         """All known clusters by name."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fedsched import __version__
@@ -57,7 +58,7 @@ from fedsched.process import keep_to_one_core, on_signal
 from fedsched.runtime import codec, keys
 from fedsched.runtime.journal import Journal
 from fedsched.runtime.loop import Loop
-from fedsched.runtime.ports import ValueIs
+from fedsched.runtime.ports import LogPiece, ValueIs
 
 if TYPE_CHECKING:
     from fedsched.learn.sharing import SpeedSharing
@@ -258,8 +259,9 @@ class Agent:
         )
 
     def _read_logs(self, executor: JobExecutor) -> ReadLogs:
-        def read(job_id: JobId, follow: bool) -> Iterator[bytes]:
-            return read_logs(lambda: executor.log_files(job_id), lambda: job_id in self.scheduler.state.jobs, follow)
+        def read(job_id: JobId, follow: bool, before: Mapping[str, int]) -> Iterator[LogPiece]:
+            is_live = partial(self.scheduler.state.jobs.__contains__, job_id)
+            return read_logs(partial(executor.log_files, job_id), is_live, follow, before)
 
         return read
 

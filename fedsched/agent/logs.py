@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from fedsched.runtime.ports import LogPiece
 
 LOOK_EVERY_S = 0.2
 IDLE_S_MAX = 0.8
@@ -12,35 +14,49 @@ IDLE_S_MAX = 0.8
 READ_BYTES_MAX = 256 * 1024
 
 
-def read_logs(files: Callable[[], Sequence[Path]], is_live: Callable[[], bool], follow: bool) -> Iterator[bytes]:
-    """Chunks of whole lines; without `follow` until the files' present ends, else until the job is over."""
-    offsets: dict[Path, int] = {}
+def read_logs(
+    files: Callable[[], Sequence[Path]], is_live: Callable[[], bool], follow: bool, read: Mapping[str, int]
+) -> Iterator[LogPiece]:
+    """Pieces of whole lines; without `follow` until the files' present ends, else until the job is over.
+
+    Args:
+        read: how much of each file is left out, because its reader has it.
+    """
+    offsets = dict(read)
     while True:
         live = follow and is_live()
         said_s = time.monotonic()
         for path in files():
             while chunk := _next_lines(path, offsets, to_the_end=not live):
-                yield _labelled(path, chunk)
+                yield LogPiece(_labelled(path, chunk), _name(path), offsets[_name(path)])
         if not live:
             return
         while time.monotonic() - said_s < IDLE_S_MAX and not _has_news(files(), offsets):
             time.sleep(LOOK_EVERY_S)
-        yield b""
+        yield LogPiece()
 
 
-def _has_news(files: Sequence[Path], offsets: dict[Path, int]) -> bool:
-    return any(path.stat().st_size > offsets.get(path, 0) for path in files if path.exists())
+def _name(path: Path) -> str:
+    """Of a log file of the job: its attempt and its task."""
+    return f"{path.parent.parent.name}/{path.stem}"
 
 
-def _next_lines(path: Path, offsets: dict[Path, int], *, to_the_end: bool) -> bytes:
+def _has_news(files: Sequence[Path], offsets: dict[str, int]) -> bool:
+    return any(path.stat().st_size > offsets.get(_name(path), 0) for path in files if path.exists())
+
+
+def _next_lines(path: Path, offsets: dict[str, int], *, to_the_end: bool) -> bytes:
+    name = _name(path)
     try:
         with path.open("rb") as file:
-            file.seek(offsets.get(path, 0))
+            file.seek(offsets.get(name, 0))
             data = file.read(READ_BYTES_MAX)
     except FileNotFoundError:
         return b""
-    end = len(data) if to_the_end or len(data) == READ_BYTES_MAX else data.rfind(b"\n") + 1
-    offsets[path] = offsets.get(path, 0) + end
+    end, is_all = data.rfind(b"\n") + 1, len(data) < READ_BYTES_MAX
+    if (is_all and to_the_end) or (not is_all and not end):  # the last line, or one that is longer than can be read
+        end = len(data)
+    offsets[name] = offsets.get(name, 0) + end
     return data[:end]
 
 

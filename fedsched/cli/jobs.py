@@ -165,7 +165,7 @@ def logs(
     from fedsched.core.ids import JobId
 
     with connect(server) as client:
-        pieces = client.logs(JobId(job_id), follow)
+        pieces = _printed(client, JobId(job_id), follow)
         if output in (Format.JSON, Format.YAML):
             for task, text in _log_lines(pieces):
                 emit_line({"task": task, "text": text}, output)
@@ -424,6 +424,31 @@ def _wait(client: JobsClient, job_id: JobId, timeout_s: float | None) -> Job:
         except TimedOut:
             continue
         except Unreachable as problem:
+            patience.bear(problem)
+
+
+def _printed(client: JobsClient, job_id: JobId, follow: bool) -> Iterator[bytes]:
+    """What the job prints, each line once; who follows bears a controller or an agent that is away for a while."""
+    from fedsched.errors import Unreachable
+
+    client.get(job_id)  # a wrong address or job is no matter of patience
+    read: dict[str, int] = {}
+    patience, said = _Patience(), ""
+    while True:
+        try:
+            for piece in client.logs(job_id, follow, read):
+                patience.is_answered()
+                said = ""
+                if piece.file:
+                    read[piece.file] = piece.offset
+                yield piece.data
+            return
+        except Unreachable as problem:
+            if not follow:
+                raise
+            if not said:
+                said = problem.message
+                sys.stderr.write(f"{said}; trying again for {RECONNECT_S:.0f} s\n")
             patience.bear(problem)
 
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -24,7 +24,7 @@ POLL_S = 0.5
 
 _log = logging.getLogger(__name__)
 
-_Piece = bytes | None
+_Piece = pb.LogData | None
 """A chunk of a log, or None at its end."""
 
 
@@ -42,6 +42,8 @@ class _Request:
     def __init__(self) -> None:
         self.pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
         self.error = ""
+        self.broken = ""
+        """What came between, so that it is worth while to ask again."""
 
 
 class Lines(pb_grpc.AgentsServicer):
@@ -83,11 +85,17 @@ class Lines(pb_grpc.AgentsServicer):
             for line in self._lines.values():
                 line.outgoing.put(None)
 
-    def logs(self, cluster: ClusterName, job_id: JobId, follow: bool, active: Callable[[], bool]) -> Iterator[bytes]:
+    def logs(
+        self, cluster: ClusterName, job_id: JobId, follow: bool, read: Mapping[str, int], active: Callable[[], bool]
+    ) -> Iterator[pb.LogData]:
         """What the job's tasks printed on `cluster`, as its agent sends it, while `active()`.
+
+        Args:
+            read: bytes of each log file that are not wanted.
 
         Raises:
             Unreachable: the agent is not attached, or its line broke.
+            Failed: the agent could not read it.
         """
         with self._lock:
             line = self._lines.get(cluster)
@@ -99,7 +107,7 @@ class Lines(pb_grpc.AgentsServicer):
             number = next(self._numbers)
             request = line.requests[number] = _Request()
         line.outgoing.put(
-            pb.ToAgent(read_logs=pb.ReadLogs(request=number, job_id=job_id, follow=follow, credit=CREDIT))
+            pb.ToAgent(read_logs=pb.ReadLogs(request=number, job_id=job_id, follow=follow, credit=CREDIT, read=read))
         )
         try:
             yield from self._pieces(line, number, request, follow, active)
@@ -110,7 +118,7 @@ class Lines(pb_grpc.AgentsServicer):
 
     def _pieces(
         self, line: _Line, number: int, request: _Request, follow: bool, active: Callable[[], bool]
-    ) -> Iterator[bytes]:
+    ) -> Iterator[pb.LogData]:
         silent_s = 0.0
         while active():
             try:
@@ -122,6 +130,8 @@ class Lines(pb_grpc.AgentsServicer):
                 continue
             silent_s = 0.0
             if piece is None:
+                if request.broken:
+                    raise Unreachable(f"the log ended early: {request.broken}", "try again")
                 if request.error:
                     raise Failed(f"the log ended early: {request.error}", "try again")
                 return
@@ -146,14 +156,14 @@ class Lines(pb_grpc.AgentsServicer):
         if request is None:
             return
         if kind == "log_data":
-            request.pieces.put(part.data)
+            request.pieces.put(part)
         elif kind == "log_end":
             request.error = part.error
             request.pieces.put(None)
 
-    def _end_all(self, line: _Line, error: str) -> None:
+    def _end_all(self, line: _Line, why: str) -> None:
         with self._lock:
             requests, line.requests = list(line.requests.values()), {}
         for request in requests:
-            request.error = error
+            request.broken = why
             request.pieces.put(None)

@@ -147,7 +147,7 @@ class JobsService(pb_grpc.JobsServicer):
         job = self._job(request.job_id)
         while request.follow and job.status.attempt == 0 and job.status.phase not in TERMINAL:
             if not self._serving(context):
-                return
+                raise _closes()
             self._cache.wait(self._cache.change, WAIT_S)
             job = self._job(request.job_id)
         if job.status.cluster is None or job.status.attempt == 0:
@@ -155,10 +155,12 @@ class JobsService(pb_grpc.JobsServicer):
                 f"job {job.spec.job_id} has not started yet ({job.status.phase.value}), so it has no log",
                 f"`fedsched explain {job.spec.job_id}` says why it waits; `logs -f` waits for it",
             )
-        for piece in self._lines.logs(
-            job.status.cluster, job.spec.job_id, request.follow, lambda: self._serving(context)
+        for part in self._lines.logs(
+            job.status.cluster, job.spec.job_id, request.follow, request.read, lambda: self._serving(context)
         ):
-            yield pb.LogChunk(data=piece)
+            yield pb.LogChunk(data=part.data, partial=part.partial, file=part.file, offset=part.offset)
+        if self._closing.is_set():
+            raise _closes()
 
     def Clusters(self, request: pb.ClustersRequest, context: grpc.ServicerContext) -> pb.ClustersReply:
         """All known clusters."""
@@ -243,6 +245,11 @@ class JobsService(pb_grpc.JobsServicer):
 
     def _serving(self, context: grpc.ServicerContext) -> bool:
         return context.is_active() and not self._closing.is_set()
+
+
+def _closes() -> Unreachable:
+    """Ends what is not at its end: whoever follows asks again."""
+    return Unreachable("the controller ends", "try again")
 
 
 def _struct(record: Record) -> Struct:

@@ -24,29 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x65\x64sched/pb/agents.proto\x12\x0b\x66\x65\x64sched.v1\"\x8a\x01\n\tFromAgent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.fedsched.v1.HelloH\x00\x12(\n\x08log_data\x18\x02 \x01(\x0b\x32\x14.fedsched.v1.LogDataH\x00\x12&\n\x07log_end\x18\x03 \x01(\x0b\x32\x13.fedsched.v1.LogEndH\x00\x42\x06\n\x04kind\"*\n\x05Hello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\"(\n\x07LogData\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"(\n\x06LogEnd\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x95\x01\n\x07ToAgent\x12*\n\tread_logs\x18\x01 \x01(\x0b\x32\x15.fedsched.v1.ReadLogsH\x00\x12*\n\tmore_logs\x18\x02 \x01(\x0b\x32\x15.fedsched.v1.MoreLogsH\x00\x12*\n\tstop_logs\x18\x03 \x01(\x0b\x32\x15.fedsched.v1.StopLogsH\x00\x42\x06\n\x04kind\"K\n\x08ReadLogs\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x0e\n\x06\x63redit\x18\x04 \x01(\x03\"+\n\x08MoreLogs\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\x0e\n\x06\x63redit\x18\x02 \x01(\x03\"\x1b\n\x08StopLogs\x12\x0f\n\x07request\x18\x01 \x01(\x03\x32\x44\n\x06\x41gents\x12:\n\x06\x41ttach\x12\x16.fedsched.v1.FromAgent\x1a\x14.fedsched.v1.ToAgent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x65\x64sched/pb/agents.proto\x12\x0b\x66\x65\x64sched.v1\"\x8a\x01\n\tFromAgent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.fedsched.v1.HelloH\x00\x12(\n\x08log_data\x18\x02 \x01(\x0b\x32\x14.fedsched.v1.LogDataH\x00\x12&\n\x07log_end\x18\x03 \x01(\x0b\x32\x13.fedsched.v1.LogEndH\x00\x42\x06\n\x04kind\"*\n\x05Hello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\"W\n\x07LogData\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07partial\x18\x03 \x01(\x08\x12\x0c\n\x04\x66ile\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\"(\n\x06LogEnd\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x95\x01\n\x07ToAgent\x12*\n\tread_logs\x18\x01 \x01(\x0b\x32\x15.fedsched.v1.ReadLogsH\x00\x12*\n\tmore_logs\x18\x02 \x01(\x0b\x32\x15.fedsched.v1.MoreLogsH\x00\x12*\n\tstop_logs\x18\x03 \x01(\x0b\x32\x15.fedsched.v1.StopLogsH\x00\x42\x06\n\x04kind\"\xa7\x01\n\x08ReadLogs\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x0e\n\x06\x63redit\x18\x04 \x01(\x03\x12-\n\x04read\x18\x05 \x03(\x0b\x32\x1f.fedsched.v1.ReadLogs.ReadEntry\x1a+\n\tReadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"+\n\x08MoreLogs\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\x0e\n\x06\x63redit\x18\x02 \x01(\x03\"\x1b\n\x08StopLogs\x12\x0f\n\x07request\x18\x01 \x01(\x03\x32\x44\n\x06\x41gents\x12:\n\x06\x41ttach\x12\x16.fedsched.v1.FromAgent\x1a\x14.fedsched.v1.ToAgent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedsched.pb.agents_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_READLOGS_READENTRY']._loaded_options = None
+  _globals['_READLOGS_READENTRY']._serialized_options = b'8\001'
   _globals['_FROMAGENT']._serialized_start=42
   _globals['_FROMAGENT']._serialized_end=180
   _globals['_HELLO']._serialized_start=182
   _globals['_HELLO']._serialized_end=224
   _globals['_LOGDATA']._serialized_start=226
-  _globals['_LOGDATA']._serialized_end=266
-  _globals['_LOGEND']._serialized_start=268
-  _globals['_LOGEND']._serialized_end=308
-  _globals['_TOAGENT']._serialized_start=311
-  _globals['_TOAGENT']._serialized_end=460
-  _globals['_READLOGS']._serialized_start=462
-  _globals['_READLOGS']._serialized_end=537
-  _globals['_MORELOGS']._serialized_start=539
-  _globals['_MORELOGS']._serialized_end=582
-  _globals['_STOPLOGS']._serialized_start=584
-  _globals['_STOPLOGS']._serialized_end=611
-  _globals['_AGENTS']._serialized_start=613
-  _globals['_AGENTS']._serialized_end=681
+  _globals['_LOGDATA']._serialized_end=313
+  _globals['_LOGEND']._serialized_start=315
+  _globals['_LOGEND']._serialized_end=355
+  _globals['_TOAGENT']._serialized_start=358
+  _globals['_TOAGENT']._serialized_end=507
+  _globals['_READLOGS']._serialized_start=510
+  _globals['_READLOGS']._serialized_end=677
+  _globals['_READLOGS_READENTRY']._serialized_start=634
+  _globals['_READLOGS_READENTRY']._serialized_end=677
+  _globals['_MORELOGS']._serialized_start=679
+  _globals['_MORELOGS']._serialized_end=722
+  _globals['_STOPLOGS']._serialized_start=724
+  _globals['_STOPLOGS']._serialized_end=751
+  _globals['_AGENTS']._serialized_start=753
+  _globals['_AGENTS']._serialized_end=821
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,10 @@
 isort:skip_file
 How a controller reaches agents that only open outbound connections: the agent attaches, the controller asks."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -74,17 +76,29 @@ class LogData(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     data: _builtins.bytes
+    partial: _builtins.bool
+    """the next message goes on with the same piece"""
+    file: _builtins.str
+    """the log file that a whole piece is from, and how much of it"""
+    offset: _builtins.int
+    """has been read then, in bytes"""
     def __init__(
         self,
         *,
         request: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        partial: _builtins.bool = ...,
+        file: _builtins.str = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "file", b"file", "offset", b"offset", "partial", b"partial", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,14 +163,39 @@ class ReadLogs(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ReadEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     job_id: _builtins.str
     follow: _builtins.bool
     credit: _builtins.int
+    @_builtins.property
+    def read(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """bytes of each log file that the reader has already"""
+
     def __init__(
         self,
         *,
@@ -164,10 +203,11 @@ class ReadLogs(_message.Message):
         job_id: _builtins.str = ...,
         follow: _builtins.bool = ...,
         credit: _builtins.int = ...,
+        read: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "follow", b"follow", "job_id", b"job_id", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "follow", b"follow", "job_id", b"job_id", "read", b"read", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

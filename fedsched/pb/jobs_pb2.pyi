@@ -841,21 +841,49 @@ Global___EventsRequest: _TypeAlias = EventsRequest  # noqa: Y015
 
 @_typing.final
 class LogsRequest(_message.Message):
+    """A reader whose stream broke asks again with what it has; it gets the rest, nothing twice."""
+
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ReadEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     follow: _builtins.bool
+    @_builtins.property
+    def read(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """bytes of each log file that the reader has already"""
+
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         follow: _builtins.bool = ...,
+        read: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "job_id", b"job_id", "read", b"read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -866,15 +894,27 @@ class LogChunk(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
+    partial: _builtins.bool
+    """the next chunk goes on with the same piece"""
+    file: _builtins.str
+    """the log file that a whole piece is from, and how much of it"""
+    offset: _builtins.int
+    """has been read then, in bytes"""
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
+        partial: _builtins.bool = ...,
+        file: _builtins.str = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "file", b"file", "offset", b"offset", "partial", b"partial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

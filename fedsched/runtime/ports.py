@@ -146,3 +146,14 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release connections and threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Some of what a job printed, and where its reader is then."""
+
+    data: bytes = b""
+    file: str = ""
+    """The log file that it is from, by a name that stays."""
+    offset: int = 0
+    """How many bytes of that file have been read."""

@@ -18,6 +18,7 @@ from rich.console import Console
 from fedsched.adapters.attach import AttachClient
 from fedsched.adapters.memory import MemoryStore
 from fedsched.addresses import free_address
+from fedsched.agent.logs import read_logs
 from fedsched.cli.jobs import COLUMNS, LETTERS, SPARE
 from fedsched.cli.output import table
 from fedsched.config import ControllerConfig
@@ -27,7 +28,7 @@ from fedsched.core.job import JobPhase, Progress, Reason
 from fedsched.core.rounds import Absence, Absentee, RoundOutcome, RoundRecord
 from fedsched.errors import FedschedError
 from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import Put
+from fedsched.runtime.ports import LogPiece, Put
 from tests.cli.conftest import Result, Run
 from tests.controller.stand_in import StandInAgent
 from tests.waiting import eventually
@@ -85,8 +86,8 @@ def test_logs_are_lines_for_people_and_records_for_programs(
 ) -> None:
     """Whoever searches the logs of many tasks needs to know whose line it is, whatever the line holds."""
     started(store, run, file)
-    pieces = [b"worker-0 | loss | 0.5\nps-", b"0 | ready\n"]
-    line = AttachClient(store, ClusterName("east"), "east/1/1", lambda job_id, follow: iter(pieces))
+    pieces = [LogPiece(b"worker-0 | loss | 0.5\nps-"), LogPiece(b"0 | ready\n")]
+    line = AttachClient(store, ClusterName("east"), "east/1/1", lambda job_id, follow, read: iter(pieces))
     try:
         eventually(lambda: run("logs", "1").code == 0, "the agent is attached")
         assert run("logs", "1").out == "worker-0 | loss | 0.5\nps-0 | ready\n"
@@ -131,7 +132,7 @@ def test_events_tell_when_who_moved_which_job_and_why(store: MemoryStore, server
 def test_logs_of_a_job_that_printed_nothing_say_so(store: MemoryStore, server: str, run: Run, file: str) -> None:
     """An empty answer looks like a broken one."""
     started(store, run, file)
-    line = AttachClient(store, ClusterName("east"), "east/1/1", lambda job_id, follow: iter(()))
+    line = AttachClient(store, ClusterName("east"), "east/1/1", lambda job_id, follow, read: iter(()))
     try:
         eventually(lambda: run("logs", "1").code == 0, "the agent is attached")
         result = run("logs", "1")
@@ -394,6 +395,74 @@ def test_whoever_follows_events_hears_each_once_while_the_controller_is_restarte
     assert lines == [f"job/1/{seq}\n" for seq in range(1, len(lines) + 1)]
     assert len(lines) == len(before) + 2
     assert run("events", "-f").code == 7, "what was never reached is told at once"
+
+
+def test_whoever_follows_a_log_reads_each_line_once_while_controller_and_agent_are_restarted(
+    store: MemoryStore, tmp_path: Path, run: Run, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that ends silently looks like a job that hangs, and one that begins anew like a job that does."""
+    config = ControllerConfig(
+        listen=free_address(), etcd="127.0.0.1:1", state_dir=tmp_path / "controller", lease_ttl_s=2
+    )
+    monkeypatch.setenv("FEDSCHED_SERVER", config.listen)
+    logs = tmp_path / "attempt-1" / "logs"
+    logs.mkdir(parents=True)
+    files = [logs / "ps-0.log", logs / "worker-0.log"]
+    over = threading.Event()
+    printed = 0
+
+    def prints(count: int) -> None:
+        nonlocal printed
+        for path in files:
+            with path.open("ab") as log:  # lines of which some do not fit in one message
+                log.writelines(b"%d %s\n" % (n, b"x" * (n * 997 % 90_000)) for n in range(printed, printed + count))
+        printed += count
+
+    def agent() -> AttachClient:
+        return AttachClient(
+            store,
+            ClusterName("east"),
+            "east/1/1",
+            lambda job_id, follow, read: read_logs(lambda: files, lambda: not over.is_set(), follow, read),
+        )
+
+    controller, line = Controller(config, store), agent()
+    try:
+        started(store, run, file)
+        prints(40)
+        eventually(lambda: run("logs", "1").code == 0, "the agent is attached")
+        command = [str(Path(sys.executable).with_name("fedsched")), "logs", "1", "-f"]
+        with (
+            (tmp_path / "shown").open("wb") as shown,
+            subprocess.Popen(command, stdout=shown, stderr=subprocess.PIPE) as following,
+        ):
+            eventually(lambda: b"worker-0 | 39 " in (tmp_path / "shown").read_bytes(), "it has read so far")
+            for _ in range(2):
+                prints(20)
+                controller.close()
+                eventually(lambda: run("queue").code == 7, "the controller is away")
+                prints(20)
+                controller = Controller(config, store)
+                prints(20)
+            line.close()
+            prints(20)
+            line = agent()
+            eventually(
+                lambda: b"worker-0 | %d " % (printed - 1) in (tmp_path / "shown").read_bytes(), "it has read on", 30.0
+            )
+            prints(20)
+            over.set()
+            assert following.wait(60) == 0
+            assert following.stderr is not None
+            said = following.stderr.read().decode()
+    finally:
+        line.close()
+        controller.close()
+    found = [line.partition(" | ")[::2] for line in (tmp_path / "shown").read_text().splitlines()]
+    for path in files:
+        assert [text for task, text in found if task == path.stem] == path.read_text().splitlines()
+    assert "trying again" in said
+    assert run("logs", "1", "-f").code == 7, "what was never reached is told at once"
 
 
 def test_a_cluster_whose_nodes_are_closed_shows_how_many_are_left(store: MemoryStore, server: str, run: Run) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from fedsched.errors import (
 from fedsched.pb import jobs_pb2 as pb
 from fedsched.pb.jobs_pb2_grpc import JobsStub
 from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import Committed, Entry, Guard, Put, RevisionIs, Write
+from fedsched.runtime.ports import Committed, Entry, Guard, LogPiece, Put, RevisionIs, Write
 from tests.controller.conftest import StartController
 from tests.controller.stand_in import StandInAgent
 from tests.waiting import eventually, soon
@@ -558,16 +558,16 @@ class Logs:
         self.over = False
         self.left = threading.Event()
 
-    def read(self, job_id: JobId, follow: bool) -> Iterator[bytes]:
+    def read(self, job_id: JobId, follow: bool, read: Mapping[str, int]) -> Iterator[LogPiece]:
         sent = 0
         try:
             while True:
                 over = self.over
-                yield from self.pieces[sent:]
+                yield from map(LogPiece, self.pieces[sent:])
                 sent = len(self.pieces)
                 if over or not follow:
                     return
-                yield b""
+                yield LogPiece()
                 time.sleep(0.05)
         finally:
             self.left.set()
@@ -588,8 +588,8 @@ def test_logs_come_over_the_line_that_the_agent_opened(store: MemoryStore, clien
     line = AttachClient(store, EAST, "east/1/1", logs.read)
     try:
         eventually(lambda: _attached(client, running), "the agent is attached")
-        assert b"".join(client.logs(running)) == b"one\ntwo\n"
-        follow = client.logs(running, follow=True)
+        assert b"".join(piece.data for piece in client.logs(running)) == b"one\ntwo\n"
+        follow = (piece.data for piece in client.logs(running, follow=True))
         assert next(follow) + next(follow) == b"one\ntwo\n"
         logs.pieces.append(b"three" * 100_000)
         logs.over = True
@@ -616,8 +616,8 @@ def _attached(client: JobsClient, job_id: JobId) -> bool:
 def test_a_log_that_cannot_be_read_says_why(store: MemoryStore, client: JobsClient, running: JobId) -> None:
     """An empty answer would look like a silent job."""
 
-    def read(job_id: JobId, follow: bool) -> Iterator[bytes]:
-        yield b"begin\n"
+    def read(job_id: JobId, follow: bool, before: Mapping[str, int]) -> Iterator[LogPiece]:
+        yield LogPiece(b"begin\n")
         raise NotFound("the disk is gone")
 
     with pytest.raises(Unreachable, match="not attached"):

@@ -318,6 +318,23 @@ class SlurmExecutorConfig(AnyExecutorConfig):
     """The interpreter that has fedsched, on the nodes; the agent's own unless it is given."""
 
 
+class TolerationConfig(Tree):
+    """As in a pod: which taints of nodes do not keep tasks away. Without a key, or an effect, it is any."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> TolerationConfig:
+        if self.operator == "Exists" and self.value:
+            raise ValueError("operator Exists takes no value")
+        if self.operator == "Equal" and not self.key:
+            raise ValueError("it needs a key, or operator Exists for all of them")
+        return self
+
+
 class KubernetesExecutorConfig(AnyExecutorConfig):
     """Each task is a pod; nodes bear the names of their label `kubernetes.io/hostname`."""
 
@@ -338,6 +355,8 @@ class KubernetesExecutorConfig(AnyExecutorConfig):
     """The interpreter in the image."""
     service_account: str = ""
     node_selector: dict[str, str] = {}
+    tolerations: tuple[TolerationConfig, ...] = ()
+    """Nodes with other taints NoSchedule or NoExecute get no tasks, and are not counted."""
 
     @model_validator(mode="after")
     def _directory_is_mounted(self) -> KubernetesExecutorConfig:

@@ -46,6 +46,14 @@ def test_the_shipped_agents_of_clusters_are_valid(kind: str) -> None:
             "executor.adress is not a known field; did you mean address?",
         ),
         (
+            "{kind: kubernetes, image: i, mount: /, directory: /, tolerations: [{key: a, value: b, operator: Exists}]}",
+            "operator Exists takes no value",
+        ),
+        (
+            "{kind: kubernetes, image: i, directory: /f/d, mount: /f, tolerations: [{effect: NoSchedule}]}",
+            "it needs a key, or operator Exists for all of them",
+        ),
+        (
             "{kind: kubernetes, image: i, directory: /elsewhere, mount: /fedsched}",
             "executor: directory is /elsewhere; it must lie below mount (/fedsched)",
         ),

@@ -134,11 +134,11 @@ class Rooms:
 
     def _one_by_one(self, candidates: list[NodeName], gang: Gang) -> list[TaskPlacement] | None:
         before = dict(self._free)
-        found = []
+        found: list[TaskPlacement] = []
         for role, index in gang.tasks:
             amount = gang.amount(role)
-            if role is Role.COORDINATOR:  # it needs no accelerator
-                name = self._choose([node.name for node in self._nodes.values() if node.schedulable], amount, ())
+            if role is Role.COORDINATOR:
+                name = self._choose_beside(found, amount)
             else:
                 name = self._choose(candidates, amount, gang.accelerators)
             if name is None:
@@ -160,6 +160,12 @@ class Rooms:
         if self._rule == "pack":
             return min(fitting, key=lambda name: (free[name], name))
         return min(fitting, key=lambda name: (self._share_with(amount, name), name))
+
+    def _choose_beside(self, tasks: list[TaskPlacement], amount: int) -> NodeName | None:
+        """A node for the coordinator: one that these tasks of its job are on, so that it does not depend on more nodes,
+        or else any, for it needs no accelerator."""
+        own = self._choose(sorted({entry.node for entry in tasks}), amount, ())
+        return own or self._choose([name for name, node in self._nodes.items() if node.schedulable], amount, ())
 
     def _preferred(self, names: list[NodeName], accelerators: tuple[str, ...]) -> list[NodeName]:
         """Those of the accelerator type that the job names first."""

@@ -585,9 +585,11 @@ class TentativePlacement:
         return stayed
 
     def _place_one(self, grant: _Grant, part: _Part, allowed: tuple[str, ...]) -> TaskPlacement | None:
-        """A new task, on a node that the rule chooses."""
+        """A new task, on a node that the rule chooses; a coordinator on one that its job is on already, if it can be:
+        the fewer nodes a job depends on, the more seldom it is lost with one."""
         rooms, demand = self._rooms, part.amount
-        node = rooms.choose(demand, allowed, {entry.node for entry in grant.granted} if self._gathers else ())
+        gathers = self._gathers or part is grant.coordinator
+        node = rooms.choose(demand, allowed, {entry.node for entry in grant.granted} if gathers else ())
         if node is None:
             return None
         rooms.take(node, demand)

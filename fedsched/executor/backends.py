@@ -72,7 +72,7 @@ def open_tasks(config: ExecutorConfig, cluster: str, root: Path, programs: Progr
 
 def _kubernetes(config: KubernetesExecutorConfig, cluster: str) -> TaskBackend:
     try:
-        from fedsched.executor.kubernetes import KubernetesOptions, KubernetesTasks
+        from fedsched.executor.kubernetes import KubernetesOptions, KubernetesTasks, Toleration
     except ModuleNotFoundError as problem:
         raise InvalidConfiguration(
             f"the executor kubernetes needs the package {problem.name}", "pip install 'fedsched[k8s]'"
@@ -88,5 +88,6 @@ def _kubernetes(config: KubernetesExecutorConfig, cluster: str) -> TaskBackend:
         service_account=config.service_account,
         node_selector=tuple(sorted(config.node_selector.items())),
         coordinator=config.coordinator.needs(),
+        tolerations=tuple(Toleration(one.key, one.operator, one.value, one.effect) for one in config.tolerations),
     )
     return KubernetesTasks(options, cluster)

@@ -58,7 +58,33 @@ LOSING = ("DeletionByTaintManager", "DeletionByPodGC")
 EVICTING = ("Evicted", "Preempting", "Terminated", "NodeShutdown", "Shutdown")
 """Reasons in a pod's own status when the kubelet ended it."""
 
+KEEPING_AWAY = ("NoSchedule", "NoExecute")
+"""Effects of taints that keep new pods off a node; the third one only puts it last."""
+TOLERATED = "node.kubernetes.io/memory-pressure"
+"""A taint that Kubernetes itself has every pod tolerate which asks for some memory, as ours do."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """Lets pods on nodes with a taint, as in a pod's `tolerations`. Empty `key` and `effect`: any."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Any) -> bool:
+        """Whether pods with this go on a node with that taint, as Kubernetes has it."""
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        return self.operator == "Exists" or self.value == (taint.value or "")
+
+    def as_object(self) -> dict[str, str]:
+        """As it stands in a pod."""
+        fields = {"key": self.key, "operator": self.operator, "value": self.value, "effect": self.effect}
+        return {name: text for name, text in fields.items() if text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +107,7 @@ class KubernetesOptions:
     service_account: str = ""
     node_selector: tuple[tuple[str, str], ...] = ()
     coordinator: Resources = COORDINATOR_NEEDS
+    tolerations: tuple[Toleration, ...] = ()
 
 
 @dataclass(slots=True)
@@ -186,7 +213,11 @@ class KubernetesTasks(Shepherded):
         except urllib3.exceptions.HTTPError as problem:
             _log.warning("Kubernetes does not answer: %s", problem)
             return None
-        said = {(node.metadata.labels or {}).get(HOSTNAME, node.metadata.name): _why_closed(node) for node in found}
+        tolerations = self._options.tolerations
+        said = {
+            (node.metadata.labels or {}).get(HOSTNAME, node.metadata.name): _why_closed(node, tolerations)
+            for node in found
+        }
         closed = {name: said.get(name, f"no node has the label {HOSTNAME}={name}") for name in nodes}
         return {name: why for name, why in closed.items() if why}
 
@@ -261,6 +292,7 @@ class KubernetesTasks(Shepherded):
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
             "nodeSelector": dict(options.node_selector),
+            "tolerations": [toleration.as_object() for toleration in options.tolerations],
         }
         if order.node:
             spec["nodeSelector"][HOSTNAME] = order.node
@@ -361,12 +393,19 @@ def _standing(pod: Any, *, gone: bool, by_us: bool) -> TaskCondition:
     return TaskCondition(ended=True)
 
 
-def _why_closed(node: Any) -> str:
+def _why_closed(node: Any, tolerations: Sequence[Toleration]) -> str:
     """Why a node takes no pods; empty if it does."""
     ready = next((condition for condition in node.status.conditions or () if condition.type == "Ready"), None)
     if ready is None or ready.status != "True":
         return f"Kubernetes says {ready.reason or 'not ready'}" if ready is not None else "Kubernetes says not ready"
-    return "it is cordoned in Kubernetes" if node.spec.unschedulable else ""
+    if node.spec.unschedulable:
+        return "it is cordoned in Kubernetes"
+    for taint in node.spec.taints or ():
+        keeps_away = taint.effect in KEEPING_AWAY and taint.key != TOLERATED
+        if keeps_away and not any(toleration.covers(taint) for toleration in tolerations):
+            value = f"={taint.value}" if taint.value else ""
+            return f"it has the taint {taint.key}{value}:{taint.effect}, which executor.tolerations does not name"
+    return ""
 
 
 def _waiting(status: Any, conditions: dict[str, Any]) -> str:
@@ -381,7 +420,9 @@ def _waiting(status: Any, conditions: dict[str, Any]) -> str:
 
 
 def _resources(demand: Resources) -> dict[str, dict[str, str]]:
-    """Memory and GPUs are limits, too; CPU is not: an idle core may be used."""
+    """Memory and GPUs are limits, too. CPU is not: such a limit is a quota of time per 100 ms, and a task that has used
+    it up stands still for the rest of them, idle cores beside it, and with it all others of its job. What protects the
+    neighbours of a task are their own requests (kubernetes/kubernetes#51135)."""
     cpu, memory = f"{demand.cpu_milli}m", f"{demand.memory_mib}Mi"
     limits = {"memory": memory}
     if demand.gpu_milli:

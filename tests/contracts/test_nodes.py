@@ -66,9 +66,9 @@ def test_a_node_that_is_down_or_that_nobody_knows_is_closed_and_nothing_waits_fo
 
 @pytest.fixture
 def agent(place: Place, etcd_address: str, tmp_path: Path) -> Iterator[LiveAgent]:
-    """Its cluster has two nodes with room for one task each, beside a coordinator."""
+    """Its cluster has two nodes with room for one task and its coordinator each."""
     config = agent_on(place, tmp_path)
-    config["nodes"] = [{"name": name, "cpus": 1, "memory_gb": 4} for name in (N1, N2)]
+    config["nodes"] = [{"name": name, "cpus": 2, "memory_gb": 4} for name in (N1, N2)]
     if isinstance(place, OnRay):
         place.namespace = f"fedsched-{config['cluster']}"
     kept = {key: value for key, value in config.items() if key not in ("cluster", "etcd", "state_dir")}

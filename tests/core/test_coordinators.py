@@ -54,6 +54,19 @@ def test_a_full_cluster_has_room_for_the_coordinators_of_all_jobs_that_it_starts
         assert status(world, name).allocation.workers == status(world, name).allocation.ps == 1
 
 
+@pytest.mark.parametrize("world", [World((node("n1", 4), node("n2", 4))), Ranked((node("n1", 4), node("n2", 4)))])
+def test_a_coordinator_is_on_a_node_of_its_job_where_there_is_room(world: World) -> None:
+    """A job that is on two nodes where one would do is lost with either of them."""
+    for number, name in enumerate("abc", start=1):
+        assign(world, name, workers=(1, 1), ps=(0, 0))
+        if isinstance(world, Ranked):
+            world.next_slot()
+            world.settle()
+        else:
+            slot(world, number)
+        assert len({entry.node for entry in status(world, name).placement}) == 1
+
+
 def test_a_job_is_resized_around_its_coordinator_which_stays() -> None:
     """A coordinator that moved would take the whole job down."""
     world = World((node("n1", 4), node("n2", 4)))

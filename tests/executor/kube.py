@@ -371,11 +371,18 @@ class Kube:
         node = self.store.get("nodes", "", name)
         wanted = pod["spec"].get("nodeSelector") or {}
         closed = not self.kubelets[name].alive or node["spec"].get("unschedulable")
+        closed = closed or any(taint["effect"] != "PreferNoSchedule" for taint in _untolerated(pod, node))
         if closed or not wanted.items() <= node["metadata"]["labels"].items():
             return False
         here = [p for p in self.store.list("pods") if p["spec"].get("nodeName") == name]
         running = [p for p in here if p["status"]["phase"] not in ("Succeeded", "Failed")]
         return sum(_cpu(p) for p in [*running, pod]) <= float(node["status"]["capacity"]["cpu"])
+
+    def taint(self, name: str, *taints: dict[str, str]) -> None:
+        with self.store.changed:
+            node = self.store.get("nodes", "", name)
+            node["spec"]["taints"] = list(taints)
+            self.store.put("nodes", node)
 
     def _evict_from(self, name: str) -> None:
         """The node lifecycle controller: the pods are marked and deleted, and stay because no kubelet confirms."""
@@ -388,6 +395,19 @@ class Kube:
                 words = "Taint manager: deleting due to NoExecute taint"
                 _condition(pod, "DisruptionTarget", "True", "DeletionByTaintManager", words)
                 self.delete("pods", pod, {})
+
+
+def _untolerated(pod: Object, node: Object) -> list[Object]:
+    return [
+        taint
+        for taint in node["spec"].get("taints", [])
+        if not any(
+            one.get("key", taint["key"]) == taint["key"]
+            and one.get("effect", taint["effect"]) == taint["effect"]
+            and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
+            for one in pod["spec"].get("tolerations", [])
+        )
+    ]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from fedsched.executor.backend import TaskBackend
-from fedsched.executor.kubernetes import KubernetesOptions, KubernetesTasks
+from fedsched.executor.kubernetes import KubernetesOptions, KubernetesTasks, Toleration
 from fedsched.executor.orders import Programs
 from fedsched.executor.records import Attempt
 from tests.executor.cluster import Cluster, Recorded, told_to_run
@@ -21,6 +21,7 @@ class OnKubernetes:
 
     def __init__(self, kube: Kube) -> None:
         self.kube = kube
+        self.tolerations: tuple[Toleration, ...] = ()
 
     def open(self, root: Path, programs: Programs) -> TaskBackend:
         options = KubernetesOptions(
@@ -30,11 +31,15 @@ class OnKubernetes:
             claim="fedsched",
             python=sys.executable,
             kubeconfig=str(self.kube.kubeconfig),
+            tolerations=self.tolerations,
         )
         return KubernetesTasks(options, "east")
 
     def end(self, root: Path) -> None:
         self.kube.restore()
+        self.tolerations = ()
+        for name in self.kube.kubelets:
+            self.kube.taint(name)
         for plural in ("services", "pods"):
             for item in self.kube.store.list(plural):
                 self.kube.delete(plural, item, {"gracePeriodSeconds": 1})

@@ -21,7 +21,7 @@ from fedsched.config import AgentConfig, parse
 from fedsched.core.events import JobExited, JobStarted
 from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
-from fedsched.executor.kubernetes import NAME_MAX, _name
+from fedsched.executor.kubernetes import NAME_MAX, Toleration, _name
 from tests.executor.cluster import JOB, STAND_IN, Cluster, ended, placement
 from tests.executor.on_kubernetes import NAMESPACE, OnKubernetes
 from tests.waiting import eventually
@@ -109,6 +109,53 @@ def test_a_job_goes_on_while_the_api_server_is_away(cluster: Cluster, kubernetes
 
     assert set(before) == {"coordinator", "worker-0", "ps-0"}
     assert exited.reason is Reason.PREEMPTED, exited
+
+
+GPU = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("taint", "toleration", "is_closed"),
+    [
+        (GPU, None, True),
+        (GPU | {"effect": "NoExecute"}, None, True),
+        (GPU | {"effect": "PreferNoSchedule"}, None, False),
+        (GPU, Toleration("nvidia.com/gpu", "Exists"), False),
+        (GPU, Toleration("nvidia.com/gpu", "Equal", "present", "NoSchedule"), False),
+        (GPU, Toleration("nvidia.com/gpu", "Equal", "absent"), True),
+        (GPU, Toleration("nvidia.com/gpu", "Exists", effect="NoExecute"), True),
+        (GPU, Toleration(operator="Exists"), False),
+        ({"key": "dedicated", "effect": "NoSchedule"}, Toleration("nvidia.com/gpu", "Exists"), True),
+        ({"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}, None, False),
+    ],
+)
+def test_a_node_whose_taint_the_tasks_do_not_tolerate_is_closed(
+    cluster: Cluster, kubernetes: OnKubernetes, taint: dict[str, str], toleration: Toleration | None, is_closed: bool
+) -> None:
+    """Nodes that are kept for others would be counted, and jobs wait for places that they never get."""
+    kubernetes.tolerations = (toleration,) if toleration is not None else ()
+    kubernetes.kube.taint("n2", taint)
+
+    closed = cluster.executor.closed([NodeName("n1"), NodeName("n2")])
+
+    assert closed is not None
+    assert set(closed) == ({"n2"} if is_closed else set())
+    assert all(f"{taint['key']}" in why and taint["effect"] in why for why in closed.values())
+
+
+def test_tasks_run_on_a_tainted_node_that_they_tolerate_and_not_on_another(
+    cluster: Cluster, kubernetes: OnKubernetes
+) -> None:
+    """The coordinator may go anywhere, so it meets whatever taints there are."""
+    kubernetes.tolerations = (Toleration("nvidia.com/gpu", "Exists"),)
+    kubernetes.kube.taint("n1", {"key": "dedicated", "effect": "NoSchedule"})
+    kubernetes.kube.taint("n2", GPU)
+    cluster.start(cluster.spec(), placement(1, 1, "n2"))
+    cluster.wait_for(JobStarted)
+
+    pods = kubernetes.kube.store.list("pods")
+    assert {pod["spec"]["nodeName"] for pod in pods} == {"n2"}
+    assert [pod["spec"]["tolerations"] for pod in pods] == [[{"key": "nvidia.com/gpu", "operator": "Exists"}]] * 3
 
 
 TEXTS = st.text(max_size=200) | st.from_regex(r"[a-zA-Z0-9._-]{1,80}", fullmatch=True)

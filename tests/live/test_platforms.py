@@ -77,8 +77,9 @@ def agent_on(place: Place, home: Path) -> dict[str, Any]:
             config["executor"] |= {"address": place.ray.address}
         case _:
             raise AssertionError(place)
-    config["executor"] |= {"directory": str(home / "shared")}
-    config["nodes"] = [{"name": name, "cpus": cpus, "memory_gb": 6} for name, cpus in (("n1", 2), ("n2", 1))]
+    # Slurm gives coordinators a whole processor in any case; with the same elsewhere there is as much room.
+    config["executor"] |= {"directory": str(home / "shared"), "coordinator": {"cpus": 1}}
+    config["nodes"] = [{"name": name, "cpus": cpus, "memory_gb": 6} for name, cpus in (("n1", 3), ("n2", 2))]
     return config
 
 

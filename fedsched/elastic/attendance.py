@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import grpc
 
+from fedsched.elastic import ending
 from fedsched.pb import training_pb2 as pb
 from fedsched.pb.training_pb2_grpc import MembershipStub
 
@@ -97,12 +97,11 @@ class Attendance:
             pass  # The stream is over either way; what follows is the same.
         if self._closed.wait(LEAVE_S if told_to_leave else 0.0):
             return
-        sys.stderr.write(
-            "this task was told to leave and did not\n"
+        ending.say(
+            "this task was told to leave and did not"
             if told_to_leave
-            else "the job's coordinator is gone; this task ends\n"
+            else "the job's coordinator is gone; this task ends"
         )
-        sys.stderr.flush()
         os._exit(1)
 
     def _outgoing(self) -> Iterator[pb.MemberReport]:

@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -277,7 +276,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
         """One event through the core, under the lock, and what it orders."""
         if isinstance(event, membership.CheckpointFailed):
             self._complaint = f"the checkpoint of step {event.step} could not be written: {event.message}"
-            sys.stderr.write(f"{self._complaint}\n")
+            ending.say(self._complaint)
         elif isinstance(event, membership.CheckpointWritten):
             self._complaint = ""
         before, pause = self._core.next_plan, 0.0
@@ -407,7 +406,7 @@ def main() -> int:
         finally:
             tracing.shutdown()
     except FedschedError as problem:
-        sys.stderr.write(f"{problem}\n")
+        ending.say(str(problem))
         return problem.exit_code
 
 
@@ -420,7 +419,7 @@ def _coordinate(task: TaskEnvironment, terminated: threading.Event) -> int:
         _write_json(task.attempt_dir / "result.json", pb.JobReport(phase=pb.JobReport.FAILED, message=problem.message))
         raise
     for line in problems:
-        sys.stderr.write(f"passing over a damaged checkpoint: {line}\n")
+        ending.say(f"passing over a damaged checkpoint: {line}")
     coordinator = Coordinator(task, resume)
     endpoint = grpc.server(ThreadPoolExecutor(_THREADS_MAX), options=SERVER_OPTIONS)
     add_MembershipServicer_to_server(coordinator, endpoint)

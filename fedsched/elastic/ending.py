@@ -1,4 +1,4 @@
-"""How the processes that are wholly ours, coordinator and servers, end: at once, and never half."""
+"""How the processes that are wholly ours, coordinator and servers, end: at once, and never half; and what they say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
+
+
+def say(text: str) -> None:
+    """Write a line into the task's log. Where that lies on a full disk the line is lost, and nothing else for it."""
+    with suppress(OSError):
+        sys.stderr.write(f"{text.rstrip()}\n")
+        sys.stderr.flush()
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -21,7 +29,7 @@ def run(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except BaseException:
-        traceback.print_exc()
+        say(traceback.format_exc())
         code = 1
     _leave(code)
 
@@ -30,7 +38,7 @@ def _end_at_fault(fault: threading.ExceptHookArgs) -> None:
     """A process that went on without one of its threads would keep its whole job waiting."""
     if fault.exc_value is None:
         return
-    traceback.print_exception(fault.exc_value)
+    say("".join(traceback.format_exception(fault.exc_value)))
     frames = [frame for frame, _ in traceback.walk_tb(fault.exc_traceback)]
     # A library's own threads may fail and be replaced.
     if any(str(frame.f_globals.get("__name__", "")).startswith("fedsched.") for frame in frames):
@@ -38,6 +46,7 @@ def _end_at_fault(fault: threading.ExceptHookArgs) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)

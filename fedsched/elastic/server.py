@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -476,7 +475,7 @@ def main() -> int:
         finally:
             tracing.shutdown()
     except FedschedError as problem:
-        sys.stderr.write(f"{problem}\n")
+        ending.say(str(problem))
         return problem.exit_code
     return 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedsched.core.events import JobExited, JobScaled, JobStarted, ProgressReported
-from fedsched.core.job import Reason
+from fedsched.core.job import Progress, Reason
 from fedsched.executor import hearing
 from fedsched.executor.orders import Programs
 from tests.executor.cluster import JOB, Cluster, placement, stand_in_programs
@@ -170,6 +170,33 @@ def test_a_full_disk_at_a_checkpoint_costs_the_checkpoint_and_not_the_job(traini
     )
     assert b"No space left on device" in (training.attempt.logs / "coordinator.log").read_bytes()
     assert training.alive() == set()
+
+
+def test_a_disk_that_is_full_for_checkpoints_and_logs_alike_costs_a_job_nothing_it_has(
+    training: Cluster, tmp_path: Path
+) -> None:
+    """They mostly lie on one disk: then even the complaint of a checkpoint that failed cannot be written."""
+    with small_disk(training.layout.attempt(JOB, 1).job_dir, "2m"):
+        start(training, tmp_path, "pass")
+        training.wait_for(JobStarted, deadline_s=120.0)
+        filler = training.layout.attempt(JOB, 1).job_dir / "filler"
+        with suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+        mark = training.mark()
+        eventually(lambda: "No space left" in _newest(training, mark).complaint, "its user can read of it", 60.0)
+        full = _newest(training, mark)
+        eventually(lambda: _newest(training, mark).steps > full.steps + 200, "it trains on", 60.0)
+        filler.unlink()
+        eventually(lambda: _newest(training, mark).checkpoint_step > full.steps, "there are checkpoints again", 60.0)
+        assert not _newest(training, mark).complaint
+        training.stop(Reason.CANCELLED_BY_USER, checkpoint=False, grace_s=2.0)
+        assert training.wait_for(JobExited).reason is Reason.CANCELLED_BY_USER
+
+
+def _newest(cluster: Cluster, mark: int) -> Progress:
+    told = [event.progress for event in cluster.events[mark:] if isinstance(event, ProgressReported)]
+    return told[-1] if told else Progress()
 
 
 def test_a_disk_that_is_full_while_a_job_shrinks_costs_it_nothing(training: Cluster, tmp_path: Path) -> None:

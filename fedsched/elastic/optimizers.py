@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -75,6 +76,16 @@ def build(name: str, groups: Hyperparameters, parameters: Sequence[Sequence[torc
     arguments = {key: value for key, value in settings[0].items() if key in accepted}
     members = [{**group, "params": list(some)} for group, some in zip(settings, parameters, strict=True)]
     return cast(Optimizer, kind(members, **arguments))
+
+
+def rehearse(name: str, groups: Hyperparameters) -> None:
+    """Take a step with one element: the first step of a process costs a multiple of every later one."""
+    parameters = [[torch.nn.Parameter(torch.zeros(1))] for _ in groups]
+    for (parameter,) in parameters:
+        parameter.grad = torch.zeros(1)
+    # One that takes only sparse gradients, say: it is ready as far as it can be.
+    with suppress(RuntimeError, ValueError, TypeError):
+        build(name, groups, parameters).step()
 
 
 def update(optimizer: Optimizer, groups: Hyperparameters) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch._dynamo  # Loaded by the first optimiser otherwise: in the middle of a switch, with all workers waiting.
 
 from fedsched import tracing
-from fedsched.elastic import ending, environment, memory
+from fedsched.elastic import ending, environment, memory, optimizers
 from fedsched.elastic.arena import Arena, parts
 from fedsched.elastic.attendance import CHANNEL_OPTIONS, SERVER_OPTIONS, Attendance
 from fedsched.elastic.checkpoint import verified, write_shard
@@ -341,6 +341,7 @@ class ParameterServer:
         """Have the memory in place: in a job that trains already, before this server says that it is ready."""
         assert self._model is not None
         arena = Arena.of_parameters(self._model, self._parameters)
+        optimizers.rehearse(self._model.optimizer, self._model.hyperparameters)
         with self._changed:
             self._arena = arena
             self._shard = Shard(self._model, arena)

@@ -16,6 +16,7 @@ import grpc
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedsched.elastic import memory, optimizers
 from fedsched.elastic.arena import Arena
@@ -149,11 +150,15 @@ def test_a_server_that_joins_a_training_has_all_memory_in_place_before_it_is_cou
     that has left is given back, or a job that is resized for days would fill the machine."""
     with serving(tmp_path) as served:
         parameters, gradients = segments("parameters"), segments("gradients")
+        steps: list[object] = []
+        hook = register_optimizer_step_post_hook(lambda *_: steps.append(None))
         served.following.start()
         assert not served.told.ready
         served.server.see(pb.MemberView(machine="elsewhere", model=served.spec.dumps()))
         eventually(lambda: served.told.ready, "it is ready", WAIT_S)
+        hook.remove()
         assert segments("parameters") == parameters + 1
+        assert steps, "the optimiser's first step, which takes longest, is over"
 
         first, second = served.plan(3, 7, **{"worker-0": "", "worker-1": ""}), served.plan(4, 9, **{"worker-1": ""})
         for plan in (first, second):

@@ -121,6 +121,7 @@ class JobSpec(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     EXPECTED_S_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    COORDINATOR_DEMAND_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """given by the controller"""
     name: _builtins.str
@@ -160,6 +161,10 @@ class JobSpec(_message.Message):
     def accelerators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def clusters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def coordinator_demand(self) -> Global___Resources:
+        """of its coordinator, filled in by the cluster"""
+
     def __init__(
         self,
         *,
@@ -189,10 +194,11 @@ class JobSpec(_message.Message):
         traceparent: _builtins.str = ...,
         expected_s: _builtins.float | None = ...,
         deadline_s: _builtins.float | None = ...,
+        coordinator_demand: Global___Resources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_expected_s", b"_expected_s", "_max_runtime_s", b"_max_runtime_s", "deadline_s", b"deadline_s", "expected_s", b"expected_s", "max_runtime_s", b"max_runtime_s", "ps", b"ps", "ps_demand", b"ps_demand", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_expected_s", b"_expected_s", "_max_runtime_s", b"_max_runtime_s", "coordinator_demand", b"coordinator_demand", "deadline_s", b"deadline_s", "expected_s", b"expected_s", "max_runtime_s", b"max_runtime_s", "ps", b"ps", "ps_demand", b"ps_demand", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_expected_s", b"_expected_s", "_max_runtime_s", b"_max_runtime_s", "accelerators", b"accelerators", "checkpoint_every_s", b"checkpoint_every_s", "clusters", b"clusters", "clusters_ranked", b"clusters_ranked", "deadline_s", b"deadline_s", "env", b"env", "epochs", b"epochs", "expected_s", b"expected_s", "grace_s", b"grace_s", "job_id", b"job_id", "job_type", b"job_type", "max_attempts", b"max_attempts", "max_runtime_s", b"max_runtime_s", "name", b"name", "priority", b"priority", "ps", b"ps", "ps_demand", b"ps_demand", "queue", b"queue", "resize_cooldown_s", b"resize_cooldown_s", "run", b"run", "submitted_s", b"submitted_s", "traceparent", b"traceparent", "user", b"user", "workdir", b"workdir", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s", "_expected_s", b"_expected_s", "_max_runtime_s", b"_max_runtime_s", "accelerators", b"accelerators", "checkpoint_every_s", b"checkpoint_every_s", "clusters", b"clusters", "clusters_ranked", b"clusters_ranked", "coordinator_demand", b"coordinator_demand", "deadline_s", b"deadline_s", "env", b"env", "epochs", b"epochs", "expected_s", b"expected_s", "grace_s", b"grace_s", "job_id", b"job_id", "job_type", b"job_type", "max_attempts", b"max_attempts", "max_runtime_s", b"max_runtime_s", "name", b"name", "priority", b"priority", "ps", b"ps", "ps_demand", b"ps_demand", "queue", b"queue", "resize_cooldown_s", b"resize_cooldown_s", "run", b"run", "submitted_s", b"submitted_s", "traceparent", b"traceparent", "user", b"user", "workdir", b"workdir", "worker_demand", b"worker_demand", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_s: _TypeAlias = _typing.Literal["deadline_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_s: _TypeAlias = _typing.Literal["_deadline_s", b"_deadline_s"]  # noqa: Y015
@@ -1006,6 +1012,7 @@ class ClusterRecord(_message.Message):
     DECISIONS_FIELD_NUMBER: _builtins.int
     FALLBACKS_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     term: _builtins.int
     agent_id: _builtins.str
@@ -1030,6 +1037,10 @@ class ClusterRecord(_message.Message):
     def usage(self) -> Global___Resources: ...
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def coordinator(self) -> Global___Resources:
+        """what the coordinator of each job takes of a node there"""
+
     def __init__(
         self,
         *,
@@ -1051,10 +1062,11 @@ class ClusterRecord(_message.Message):
         decisions: _builtins.int = ...,
         fallbacks: _builtins.int = ...,
         fallback: _builtins.str = ...,
+        coordinator: Global___Resources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_version", b"agent_version", "decisions", b"decisions", "fallback", b"fallback", "fallbacks", b"fallbacks", "host", b"host", "labels", b"labels", "name", b"name", "nodes", b"nodes", "pid", b"pid", "policy", b"policy", "policy_version", b"policy_version", "queued", b"queued", "running", b"running", "slot", b"slot", "started_s", b"started_s", "term", b"term", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "agent_version", b"agent_version", "coordinator", b"coordinator", "decisions", b"decisions", "fallback", b"fallback", "fallbacks", b"fallbacks", "host", b"host", "labels", b"labels", "name", b"name", "nodes", b"nodes", "pid", b"pid", "policy", b"policy", "policy_version", b"policy_version", "queued", b"queued", "running", b"running", "slot", b"slot", "started_s", b"started_s", "term", b"term", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,8 @@ _NEXT_STEPS = {
     Reason.USER_ERROR: "read `fedsched logs {id}`, correct the script and submit again",
     Reason.OUT_OF_MEMORY: "raise resources.memory and submit again",
     Reason.START_FAILED: (
-        "check run and workdir in the job file, and that the script calls fedsched.elastic.join; "
+        "check run and workdir in the job file, and that the script calls fedsched.elastic.join "
+        "and goes through the session's batches; "
         "`fedsched logs {id}` has what it printed"
     ),
     Reason.ATTEMPTS_EXHAUSTED: "read `fedsched logs {id}`; raise limits.maxAttempts if the cause has passed",

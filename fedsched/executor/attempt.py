@@ -357,8 +357,8 @@ class AttemptDriver:
         names = ", ".join(missing or [entry.task for entry in self._placement])
         self._fail(
             Reason.START_FAILED,
-            f"{names} did not join the job {within}; expected: the script calls fedsched.elastic.join by then"
-            " (executor.start_s_max of the cluster's agent)",
+            f"{names} did not join the job {within}; expected: the script calls fedsched.elastic.join and asks the"
+            " session for its first batch by then (executor.start_s_max of the cluster's agent)",
         )
 
     def _fail_to_be_placed(self, within: str) -> bool:

@@ -87,6 +87,24 @@ def test_a_script_that_hangs_says_so_while_it_hangs_and_ends_at_its_deadline(
     assert training.alive() == set()
 
 
+def test_a_script_that_joins_and_never_asks_for_a_batch_is_told_what_it_left_out(
+    training: Cluster, tmp_path: Path
+) -> None:
+    """Told to call what it has called, its user would look in the wrong place."""
+    training.join_deadline_s = 15.0
+    (tmp_path / "train.py").write_text(
+        SCRIPT.partition("for step")[0] + "print('joined', flush=True)\ntime.sleep(600)\n"
+    )
+    training.start(training.spec("python train.py", workdir=str(tmp_path), grace_s=2.0), placement(1, 1))
+
+    exited = training.wait_for(JobExited, deadline_s=90.0)
+
+    assert exited.reason is Reason.START_FAILED, exited
+    assert "worker-0 did not join" in exited.message
+    assert "asks the session for its first batch" in exited.message
+    assert training.alive() == set()
+
+
 def test_losses_that_are_no_numbers_reach_the_user_and_end_nothing(training: Cluster, tmp_path: Path) -> None:
     """Whether to stop is the user's decision; not to know is not."""
     start(training, tmp_path, "if step >= 10: loss = loss * float('nan')", EPOCHS="1")

@@ -2,7 +2,9 @@
 
 A fork costs milliseconds where importing torch costs seconds of processor time. The launcher runs in a session of its
 own, so that it and the tasks survive the agent. It has a single thread and never initialises gRPC: both would not
-survive a fork. One process per cluster holds the lock file; whoever starts a second one gets the first.
+survive a fork. One process per cluster holds the lock file; whoever starts a second one gets the first. It survives
+upgrades of fedsched, too: what it has loaded is of the past then, so tasks get interpreters of their own, and it ends
+as soon as it has none.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import fedsched
 from fedsched.core.job import Reason
 from fedsched.executor import records, task
 from fedsched.executor.cgroups import Cgroups, TaskGroup, below, candidates
@@ -37,6 +40,9 @@ LOCK_WAIT_S = 10.0
 """How long a new launcher waits for an ending one to let go of the lock."""
 SOCKET_PATH_MAX = 90
 """Unix socket addresses hold about 100 bytes."""
+LOOK_EVERY_S = 1.0
+"""A look at the files of fedsched costs a few milliseconds, and a job's tasks are started together."""
+_PACKAGE = str(Path(fedsched.__file__).parent)
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +73,9 @@ class Launcher:
     def __init__(
         self, layout: Layout, listener: socket.socket, lock: int, idle_s: float, cgroups: Cgroups | None = None
     ) -> None:
+        self._sources = sources_stamp(_PACKAGE)
+        self._is_of_the_past = False
+        self._next_look_s = 0.0
         self._layout = layout
         self._listener = listener
         self._lock = lock
@@ -116,7 +125,10 @@ class Launcher:
         self._stopping = True
 
     def _is_idle(self) -> bool:
-        if self._children or self._clients or self._unrecorded:
+        owes_nothing = not self._children and not self._unrecorded
+        if self._is_of_the_past and owes_nothing:
+            return True  # the next order gets a launcher of today
+        if self._clients or not owes_nothing:
             self._busy_s = time.monotonic()
         return time.monotonic() - self._busy_s > self._idle_s
 
@@ -177,6 +189,8 @@ class Launcher:
         return answer if isinstance(answer, task.Fork) else {"error": "", "record": json.loads(codec.dumps(answer))}
 
     def _start(self, order: TaskOrder) -> TaskRecord | task.Fork:
+        if self._has_been_replaced():
+            order = replace(order, fresh=True)
         attempt = Attempt.at(Path(order.attempt_dir))
         attempt.exit(order.task).unlink(missing_ok=True)
         log = attempt.log(order.task)
@@ -197,6 +211,16 @@ class Launcher:
         os.set_blocking(errors_out, False)
         self._children[pid] = _Child(order, errors_out, _oom_kills(), self._group(pid, order))
         return self._let_go(pid, order, attempt.task(order.task), offset, go_in)
+
+    def _has_been_replaced(self) -> bool:
+        """Whether fedsched was installed anew since this process has loaded it."""
+        if self._is_of_the_past or time.monotonic() < self._next_look_s:
+            return self._is_of_the_past
+        self._next_look_s = time.monotonic() + LOOK_EVERY_S
+        if sources_stamp(_PACKAGE) != self._sources:
+            self._is_of_the_past = True
+            _log.warning("fedsched has changed: tasks load it themselves until the running ones have ended")
+        return self._is_of_the_past
 
     def _group(self, pid: int, order: TaskOrder) -> TaskGroup | None:
         """A cgroup with the new task in it, before it has done anything."""
@@ -275,6 +299,19 @@ class Launcher:
         for child in self._children.values():
             os.close(child.errors)
         os.close(self._lock)
+
+
+def sources_stamp(root: str) -> str:
+    """Names, sizes and times of all Python modules below a directory, in short; empty while they are being replaced."""
+    known: list[tuple[str, int, int]] = []
+    try:
+        for directory, _, _ in os.walk(root):
+            with os.scandir(directory) as entries:
+                modules = [(entry.path, entry.stat()) for entry in entries if entry.name.endswith(".py")]
+            known += [(path, at.st_size, at.st_mtime_ns) for path, at in modules]
+    except FileNotFoundError:
+        return ""
+    return sha256(repr(sorted(known)).encode()).hexdigest()
 
 
 def _ended_child() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import fedsched
 from fedsched.core.ids import NodeName, TaskName
 from fedsched.errors import StartFailed
 from fedsched.executor import records
@@ -267,6 +269,41 @@ def test_a_second_launcher_gives_way_and_an_idle_one_ends(alone: Tasks) -> None:
     alone.launching.close()
     eventually(lambda: not is_alive(first.identity), "the idle launcher has ended")
     assert not alone.layout.launcher.exists()
+
+
+def test_tasks_of_an_upgraded_fedsched_load_it_while_older_ones_run_on(
+    alone: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher outlives agents and upgrades; what it once loaded must not meet what agents say today."""
+    installed = tmp_path / "installed"
+    shutil.copytree(
+        Path(fedsched.__file__).parent, installed / "fedsched", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    monkeypatch.setenv("PYTHONPATH", str(installed))  # of the launcher
+    env = (("PATH", os.environ["PATH"]), ("PYTHONPATH", str(installed)))
+    script = alone.script("import fedsched; print(getattr(fedsched, 'OF_TODAY', 'of the past'))")
+    waiting = alone.order("sh", "-c", "until test -e go; do sleep 0.05; done", env=env)
+    alone.launching.start(1, waiting)
+    first = records.read(LauncherRecord, alone.layout.launcher)
+    assert first is not None
+    _, printed = alone.run(alone.order("python", script, env=env))
+    assert printed == "of the past\n"
+
+    with (installed / "fedsched" / "__init__.py").open("a") as package:
+        package.write("\nOF_TODAY = 'of today'\n")
+
+    def says_today() -> bool:
+        return alone.run(alone.order("python", script, env=env))[1] == "of today\n"
+
+    eventually(says_today, "tasks load what is installed now")
+    assert records.read(LauncherRecord, alone.layout.launcher) == first, "it goes on watching the task that runs"
+    (tmp_path / "go").touch()
+    eventually(alone.attempt.exit(waiting.task).exists, "the older task has ended, and that is on record")
+    eventually(lambda: not is_alive(first.identity), "the older launcher has ended")
+    assert says_today()
+    later = records.read(LauncherRecord, alone.layout.launcher)
+    assert later is not None
+    assert later != first
 
 
 def test_a_launcher_with_a_task_stays_until_it_has_ended(alone: Tasks) -> None:

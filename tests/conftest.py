@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def etcd_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real etcd on a free port, one for each test process; tests share it and so keep to keys of their own."""
-    server = etcd_server.start(tmp_path_factory.mktemp("etcd") / "data")
+    with _etcd(tmp_path_factory.mktemp("etcd")) as address:
+        yield address
+
+
+@pytest.fixture
+def own_etcd_address(tmp_path: Path) -> Iterator[str]:
+    """A real etcd for one test. An aggregator needs it: its rounds and versions have the same keys everywhere, so it
+    would go on from those of another test."""
+    with _etcd(tmp_path / "etcd") as address:
+        yield address
+
+
+@contextmanager
+def _etcd(folder: Path) -> Iterator[str]:
+    folder.mkdir(exist_ok=True)
+    server = etcd_server.start(folder / "data")
     yield server.address
     etcd_server.stop(server.pid)
 

@@ -71,19 +71,23 @@ class Tasks:
         return record, self.attempt.log(order.task).read_text()
 
     def run_afresh(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=self.directory,
-            env={"PATH": os.environ["PATH"], "WHO": "task"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=60,
-            # Whoever started the tests in the background had them ignore it, and a program would inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        # Whoever started the tests in the background had them ignore it, and a program would inherit that. Not with
+        # `preexec_fn`: a fork of a process with threads now and then dies of what runs before its program.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.run(
+                [sys.executable, *arguments],
+                cwd=self.directory,
+                env={"PATH": os.environ["PATH"], "WHO": "task"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

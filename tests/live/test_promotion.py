@@ -38,10 +38,12 @@ SHIPPED = checkpoint.load(checkpoint.BUILTIN)
 
 
 @pytest.fixture
-def client(etcd_address: str, tmp_path: Path) -> Iterator[JobsClient]:
+def client(own_etcd_address: str, tmp_path: Path) -> Iterator[JobsClient]:
     """A controller's; operators talk to nobody else."""
-    store = EtcdStore(etcd_address)
-    config = ControllerConfig(listen="127.0.0.1:0", etcd=etcd_address, state_dir=tmp_path / "controller", lease_ttl_s=5)
+    store = EtcdStore(own_etcd_address)
+    config = ControllerConfig(
+        listen="127.0.0.1:0", etcd=own_etcd_address, state_dir=tmp_path / "controller", lease_ttl_s=5
+    )
     controller = Controller(config, store)
     with JobsClient(controller.address) as made:
         yield made
@@ -110,14 +112,14 @@ def compared(client: JobsClient, cluster: str) -> Comparison:
 
 
 def test_a_file_is_promoted_kept_over_a_restart_and_rolled_back(
-    etcd_address: str, tmp_path: Path, client: JobsClient
+    own_etcd_address: str, tmp_path: Path, client: JobsClient
 ) -> None:
     """The file may be deleted as soon as it decides; the other cluster is none the wiser."""
     file = tmp_path / "mine.safetensors"
     mine = weights(file, 5)
     home = tmp_path / "east"
-    with agent(etcd_address, tmp_path / "west", "calm-west") as west:
-        with agent(etcd_address, home, "file-east"):
+    with agent(own_etcd_address, tmp_path / "west", "calm-west") as west:
+        with agent(own_etcd_address, home, "file-east"):
             known(client, "file-east", "calm-west")
             order = client.promote("file-east", VersionName(checkpoint=str(file)), "li", "looks good")
             order = settled(client, order)
@@ -128,7 +130,7 @@ def test_a_file_is_promoted_kept_over_a_restart_and_rolled_back(
                 "looks good",
             )
         file.unlink()
-        with agent(etcd_address, home, "file-east") as east:
+        with agent(own_etcd_address, home, "file-east") as east:
             assert decides(east) == mine.digest
             job(east)
             back = settled(client, client.rollback("file-east", "ana", "it was worse"))
@@ -147,12 +149,14 @@ def test_a_file_is_promoted_kept_over_a_restart_and_rolled_back(
         assert west.store.get(keys.comparison(west.cluster)) is None
 
 
-def test_what_cannot_decide_is_refused_with_the_reason(etcd_address: str, tmp_path: Path, client: JobsClient) -> None:
+def test_what_cannot_decide_is_refused_with_the_reason(
+    own_etcd_address: str, tmp_path: Path, client: JobsClient
+) -> None:
     other = tmp_path / "set.safetensors"
     Checkpoint(set_initial(SetShape(), 1), SetShape(), {}).save(other)
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(checkpoint.BUILTIN.read_bytes()[:-100])
-    with agent(etcd_address, tmp_path / "home", "refusing"):
+    with agent(own_etcd_address, tmp_path / "home", "refusing"):
         known(client, "refusing")
         with pytest.raises(NotFound, match="there is no cluster refused"):
             client.promote("refused", VersionName(version=1), "li")
@@ -175,12 +179,12 @@ def test_what_cannot_decide_is_refused_with_the_reason(etcd_address: str, tmp_pa
 
 
 def test_of_two_who_promote_in_the_same_moment_one_is_told_so(
-    etcd_address: str, tmp_path: Path, client: JobsClient
+    own_etcd_address: str, tmp_path: Path, client: JobsClient
 ) -> None:
     """Otherwise one of them believes for a week that the cluster runs what it does not."""
     files = [tmp_path / f"{seed}.safetensors" for seed in range(4)]
     digests = [weights(path, seed).digest for seed, path in enumerate(files)]
-    with agent(etcd_address, tmp_path / "home", "raced"):
+    with agent(own_etcd_address, tmp_path / "home", "raced"):
         known(client, "raced")
         barrier = threading.Barrier(len(files))
 
@@ -205,26 +209,26 @@ def test_of_two_who_promote_in_the_same_moment_one_is_told_so(
 
 
 def test_an_order_given_while_no_agent_lives_takes_effect_when_one_does(
-    etcd_address: str, tmp_path: Path, client: JobsClient
+    own_etcd_address: str, tmp_path: Path, client: JobsClient
 ) -> None:
     """The same as one killed between the order and its effect."""
     file = tmp_path / "mine.safetensors"
     mine = weights(file, 7)
     home = tmp_path / "home"
-    with agent(etcd_address, home, "asleep"):
+    with agent(own_etcd_address, home, "asleep"):
         known(client, "asleep")
     order = client.promote("asleep", VersionName(checkpoint=str(file)), "li")
     assert order.state is State.PENDING
-    with agent(etcd_address, home, "asleep") as east:
+    with agent(own_etcd_address, home, "asleep") as east:
         assert decides(east) == mine.digest
         assert settled(client, order).state is State.ACTIVE
 
 
 def test_a_candidate_decides_beside_the_policy_goes_on_after_a_restart_and_is_promoted_only_when_wanted(
-    etcd_address: str, tmp_path: Path, client: JobsClient
+    own_etcd_address: str, tmp_path: Path, client: JobsClient
 ) -> None:
     home = tmp_path / "home"
-    with agent(etcd_address, home, "shadowed") as east:
+    with agent(own_etcd_address, home, "shadowed") as east:
         known(client, "shadowed")
         job(east)
         client.shadow("shadowed", VersionName("set", checkpoint="builtin"), "li")
@@ -236,7 +240,7 @@ def test_a_candidate_decides_beside_the_policy_goes_on_after_a_restart_and_is_pr
         before = compared(client, "shadowed")
         assert (before.active.policy, before.candidate.version.policy) == ("dl2", "set")
         assert before.candidate_ms[0] > 0
-    with agent(etcd_address, home, "shadowed") as east:
+    with agent(own_etcd_address, home, "shadowed") as east:
         eventually(lambda: compared(client, "shadowed").cases >= 7, "they go on", WAIT_S)
         after = compared(client, "shadowed")
         assert after.cases > before.cases
@@ -252,16 +256,20 @@ def test_a_candidate_decides_beside_the_policy_goes_on_after_a_restart_and_is_pr
 
 
 def test_a_version_of_the_federation_is_judged_by_each_cluster_and_can_be_fetched_again(
-    etcd_address: str, tmp_path: Path, client: JobsClient
+    own_etcd_address: str, tmp_path: Path, client: JobsClient
 ) -> None:
     """Rounds make versions; agents compare before they obey; an operator names any that is kept, here or not."""
     with ExitStack() as stack:
-        store = EtcdStore(etcd_address)
+        store = EtcdStore(own_etcd_address)
         stack.callback(store.close)
         rounds = RoundConfig(interval_s=2.0, quorum=1, deadline_s=5.0, samples_min=2, batch_size=16)
         service = Service(
             AggregatorConfig(
-                listen="127.0.0.1:0", etcd=etcd_address, state_dir=tmp_path / "aggregator", rounds=rounds, lease_ttl_s=5
+                listen="127.0.0.1:0",
+                etcd=own_etcd_address,
+                state_dir=tmp_path / "aggregator",
+                rounds=rounds,
+                lease_ttl_s=5,
             ),
             store,
         )
@@ -271,7 +279,7 @@ def test_a_version_of_the_federation_is_judged_by_each_cluster_and_can_be_fetche
         stack.callback(service.stop)
         eventually(lambda: bool(service.address), "the aggregator serves", WAIT_S)
         made = [
-            stack.enter_context(agent(etcd_address, tmp_path / name, f"fed-{name}", aggregator=service.address))
+            stack.enter_context(agent(own_etcd_address, tmp_path / name, f"fed-{name}", aggregator=service.address))
             for name in ("east", "west")
         ]
         for one in made:

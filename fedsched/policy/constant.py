@@ -1,7 +1,8 @@
 """The same allocation for every job, whatever it is: the baseline that tells whether a clever rule earns its keep.
 
 First come, first served, each job at once at its constant size. Where that does not fit, a job gets what fits of it, at
-least its minimum. A job's own limits bound the constant on both sides.
+least its minimum. A job's own limits bound the constant on both sides. Or all jobs grow in turn, as far as the constant
+at most: the strongest of its kind where not all fits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import Field
 from fedsched.config import Tree
 from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.job import TASKS_MAX, Allocation
-from fedsched.policy.heuristics import by_arrival, next_step
+from fedsched.policy.heuristics import admit, by_arrival, next_step
 
 
 class ConstantOptions(Tree):
@@ -22,6 +23,8 @@ class ConstantOptions(Tree):
     workers: int = Field(default=1, ge=1, le=TASKS_MAX)
     ps: int = Field(default=1, ge=0, le=TASKS_MAX)
     """Parameter servers; a job that takes none gets none."""
+    in_turn: bool = False
+    """Every job gets its minimum first, then a task of each role at a time; else the first to come gets all of it."""
 
 
 class Constant:
@@ -35,13 +38,17 @@ class Constant:
         self._options = options or ConstantOptions()
 
     def decide(self, observation: Observation, budget: Budget) -> Decision:
-        """Whole constants in order of arrival, those of higher priority first, then parts of it."""
+        """Whole constants in order of arrival, those of higher priority first, then parts of it; or parts in turn."""
         views = [view for view in by_arrival(observation.jobs) if not view.pinned]
         views.sort(key=lambda view: -view.priority)
-        partial = [view for view in views if not self._give_all(view, budget)]
-        for view in partial:
-            while self._give_step(view, budget):
-                pass
+        if self._options.in_turn:
+            growing = admit(views, budget)
+            while growing:
+                growing = [view for view in growing if self._give_step(view, budget)]
+        else:
+            for view in [view for view in views if not self._give_all(view, budget)]:
+                while self._give_step(view, budget):
+                    pass
         return Decision(observation.slot, budget.allocations(), self.name)
 
     def _goal(self, view: JobView) -> Allocation:

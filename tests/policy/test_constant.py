@@ -25,3 +25,11 @@ def test_first_come_first_served_and_the_rest_gets_what_is_left_of_it() -> None:
     """Idle room beside a waiting job would make the baseline look worse than it is."""
     assert decide(POLICY, [8], [job("a"), job("b")]) == {"a": "3w+2ps", "b": "2w+1ps"}
     assert decide(POLICY, [8], [job("a"), job("b", priority=90)]) == {"a": "2w+1ps", "b": "3w+2ps"}
+
+
+def test_in_turn_nobody_waits_for_the_size_of_who_came_before() -> None:
+    """Where not all fits this is the constant that is hard to beat; to compare with the other alone would flatter."""
+    in_turn = Constant(ConstantOptions(workers=3, ps=2, in_turn=True))
+    assert decide(in_turn, [8], [job("a"), job("b")]) == {"a": "2w+2ps", "b": "2w+2ps"}
+    assert decide(in_turn, [20], [job("a"), job("b")]) == {"a": "3w+2ps", "b": "3w+2ps"}
+    assert decide(in_turn, [4], [job("a"), job("b"), job("c")]) == {"a": "1w+1ps", "b": "1w+1ps"}

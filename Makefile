@@ -16,10 +16,8 @@ PROTOS := $(wildcard proto/fedsched/v1/*.proto)
 demo: .venv/ready
 	$(BIN)/fedsched demo
 
-# More processes than most machines have cores: two thirds of the suite's time goes by in waiting, for leases of real
-# servers to run out and for jobs to take their steps.
 test: .venv/ready
-	$(BIN)/pytest -n 4 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 bench: .venv/ready
 	$(BIN)/fedsched bench core

@@ -368,9 +368,11 @@ class LiveVersions:
         candidate = self._loop.core.candidate
         if candidate is not None:
             keep |= {self._place(candidate.version.digest), self._folder / "candidate.safetensors"}
-        newest = sorted(self._folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)[-2:]
-        for path in set(self._folder.glob("*.safetensors")) - keep - set(newest):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else deletes there, too; the next version has it tidied again
+            found = set(self._folder.glob("*.safetensors"))
+            newest = sorted(found, key=lambda path: path.stat().st_mtime)[-2:]
+            for path in found - keep - set(newest):
+                path.unlink(missing_ok=True)
 
     def _stop_runner(self) -> None:
         runner, self._runner = self._runner, None

@@ -537,6 +537,8 @@ class AttemptDriver:
     def _judge_exit(self, task: TaskName, record: ExitRecord) -> None:
         resize = self._resize
         if resize is not None and not resize.settled and task in resize.added:
+            if resize.failure:
+                return  # The first is the cause; the other newcomers end because of it.
             resize.failure = explain(task, record, self._tasks.log_tail(task))[1]
             if resize.asked is not None:
                 resize.asked.lose(task, resize.failure)

@@ -237,6 +237,19 @@ def test_weights_are_kept_again_after_their_folder_was_deleted(store: Fickle, tm
     agent.versions.close()
 
 
+def test_weights_that_somebody_else_deletes_meanwhile_keep_no_version_from_deciding(
+    store: Fickle, tmp_path: Path
+) -> None:
+    """Old weights are tidied away at each change; a file may be gone between two looks at it, as this one always is."""
+    agent = Agent(store, tmp_path)
+    (tmp_path / "versions" / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    second = agent.offer(2)
+    eventually(lambda: agent.digest == second, "version 2 decides")
+    third = agent.offer(3)
+    eventually(lambda: agent.digest == third, "version 3 decides")
+    agent.versions.close()
+
+
 @pytest.mark.parametrize("lost", [{0}, {1}, {0, 2}, {0, 2, 4}, {0, 1, 2, 3}])
 def test_an_order_is_kept_once_whichever_answers_of_the_store_are_lost(
     store: Fickle, tmp_path: Path, lost: set[int]

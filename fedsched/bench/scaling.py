@@ -34,6 +34,8 @@ class ResizeCost:
     pause_ms_p99: float
     step_ms_p50: float
     """Length of an ordinary step."""
+    longest_step_before_ms_p50: float
+    """Longest of the ordinary steps just before an order (median): steps differ without a resize, too."""
     longest_step_ms_p50: float
     """Longest step between an order and its completion (median): the pause and all else that a resize does, a
     newcomer's start on the same cores included."""
@@ -114,7 +116,8 @@ def _case(change: str, resizes: Sequence[_Resize], ends: Sequence[float], restar
         pause_ms_p50=statistics.median(pauses),
         pause_ms_p99=percentile(pauses, 0.99),
         step_ms_p50=statistics.median(steps_ms),
-        longest_step_ms_p50=1e3 * statistics.median(_longest(resize, ends) for resize in resizes),
+        longest_step_before_ms_p50=1e3 * statistics.median(_longest(_before(resize, ends)) for resize in resizes),
+        longest_step_ms_p50=1e3 * statistics.median(_longest(_during(resize, ends)) for resize in resizes),
         checkpoint_restart_ms=restart_ms,
         ratio=restart_ms / max(statistics.median(pauses), 1e-3),
         throughput_kept=statistics.median(_kept(resize, ends) for resize in resizes),
@@ -129,13 +132,17 @@ def _during(resize: _Resize, ends: Sequence[float]) -> list[float]:
     return [before[-1], *inside, *later[len(inside) : len(inside) + 1]]
 
 
-def _longest(resize: _Resize, ends: Sequence[float]) -> float:
-    return max(after - before for before, after in itertools.pairwise(_during(resize, ends)))
+def _before(resize: _Resize, ends: Sequence[float]) -> list[float]:
+    """Ends of the ordinary steps just before the order."""
+    return [time_s for time_s in ends if time_s <= resize.ordered_s][-BEFORE:]
+
+
+def _longest(ends: Sequence[float]) -> float:
+    return max(after - before for before, after in itertools.pairwise(ends))
 
 
 def _kept(resize: _Resize, ends: Sequence[float]) -> float:
-    before = [time_s for time_s in ends if time_s <= resize.ordered_s][-BEFORE:]
-    during = _during(resize, ends)
+    before, during = _before(resize, ends), _during(resize, ends)
     pace_before = (len(before) - 1) / (before[-1] - before[0])
     return (len(during) - 1) / (during[-1] - during[0]) / pace_before
 

@@ -103,7 +103,18 @@ def scaling(
     result = measure(rounds, Load(batch=batch), lambda text: typer.echo(text, err=True), streamed=streamed)
     if not emit(result, output, [case.change for case in result.cases]):
         table(
-            ("CHANGE", "RESIZES", "PAUSE P50", "P99", "STEP P50", "LONGEST STEP", "RESTART", "RATIO", "KEPT"),
+            (
+                "CHANGE",
+                "RESIZES",
+                "PAUSE P50",
+                "P99",
+                "STEP P50",
+                "LONGEST BEFORE",
+                "LONGEST STEP",
+                "RESTART",
+                "RATIO",
+                "KEPT",
+            ),
             [
                 (
                     case.change,
@@ -111,6 +122,7 @@ def scaling(
                     f"{case.pause_ms_p50:.2f}ms",
                     f"{case.pause_ms_p99:.2f}ms",
                     f"{case.step_ms_p50:.0f}ms",
+                    f"{case.longest_step_before_ms_p50:.0f}ms",
                     f"{case.longest_step_ms_p50:.0f}ms",
                     f"{case.checkpoint_restart_ms:,.0f}ms",
                     f"{case.ratio:,.0f}",

@@ -65,6 +65,7 @@ def test_the_benchmark_of_resizes_makes_each_change_on_a_real_job_and_restarts_i
     for case in result["cases"]:
         assert case["resizes"] == 1
         assert 0 < case["pause_ms_p50"] <= case["pause_ms_p99"] < case["longest_step_ms_p50"]
+        assert case["longest_step_before_ms_p50"] > 0
         assert case["ratio"] == pytest.approx(case["checkpoint_restart_ms"] / case["pause_ms_p50"])
         assert case["throughput_kept"] > 0
 

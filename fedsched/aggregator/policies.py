@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.files import write_whole
 from fedsched.policy import checkpoint
 from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import Delete, Guard, Put, RevisionIs, Store, Write
+from fedsched.runtime.ports import Delete, Entry, Guard, Put, RevisionIs, Store, Write
 
 _log = logging.getLogger(__name__)
 
@@ -65,16 +65,16 @@ class PolicyStore:
             Conflict: another process leads meanwhile.
             StoreUnavailable: etcd does not answer.
         """
-        records = self._records()
+        found = self._entries()
         rounds = self._store.list(keys.ROUNDS).entries
         number_last = int(rounds[-1].key.removeprefix(keys.ROUNDS)) if rounds else 0
-        if not records:
+        if not found:
             return Standing(self._register(first), 1, number_last)
-        version_last = max(records)
+        version_last = max(found)
         entry = self._store.get(keys.policy_active(self._name))
         wanted = int(entry.value) if entry is not None else version_last
-        active, damaged = self._newest_sound([records[v] for v in sorted(records, reverse=True) if v <= wanted])
-        if damaged:
+        active, damaged = self._newest_sound(self._readable({v: at for v, at in found.items() if v <= wanted}))
+        if active.record.version != wanted:
             self._fall_back(active.record.version, damaged)
         return Standing(active, version_last, number_last)
 
@@ -147,11 +147,21 @@ class PolicyStore:
             writes.append(Delete(keys.policy_version(self._name, policy.version - VERSIONS_KEPT)))
         return writes
 
-    def _records(self) -> dict[int, PolicyRecord]:
+    def _entries(self) -> dict[int, Entry]:
         prefix = f"{keys.POLICIES}{self._name}/"
         active = keys.policy_active(self._name)
         found = [entry for entry in self._store.list(prefix).entries if entry.key != active]
-        return {int(entry.key.removeprefix(prefix)): codec.loads(PolicyRecord, entry.value) for entry in found}
+        return {int(entry.key.removeprefix(prefix)): entry for entry in found}
+
+    def _readable(self, found: Mapping[int, Entry]) -> list[PolicyRecord]:
+        """The newest first. Who has written something else under a version's key has taken that version, not all."""
+        records = []
+        for version in sorted(found, reverse=True):
+            try:
+                records.append(codec.loads(PolicyRecord, found[version].value))
+            except ValueError as problem:
+                _log.error("policy %s version %d has an unreadable record: %s", self._name, version, problem)
+        return records
 
     def _register(self, first: Path) -> BaseVersion:
         """Make the configured checkpoint version 1."""

@@ -285,6 +285,23 @@ def test_a_corrupt_file_makes_the_aggregator_fall_back_and_say_so(store: MemoryS
         assert made.parent_version == newest - 1, "a number is not given twice"
 
 
+def test_a_version_whose_record_is_unreadable_costs_that_version_only(store: MemoryStore, tmp_path: Path) -> None:
+    """Another release, or somebody's hand, may have written there; to end with a traceback would stop all learning."""
+    with aggregator(store, tmp_path, OFTEN) as running:
+        pair = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
+        with agents(*pair):
+            eventually(lambda: running.active() > 2, "version 3 is made")
+    newest = running.active()
+    assert store.commit((), (Put(keys.policy_version("dl2", newest), b"not a record"),)).ok
+
+    with aggregator(store, tmp_path, OFTEN) as running:
+        eventually(lambda: running.active() == newest - 1, "the one before is in force")
+        pair = Agent(running.address, "east", Learner(100)), Agent(running.address, "west", Learner(300))
+        with agents(*pair):
+            eventually(lambda: running.active() > newest, "the next version is made")
+        assert running.policy(newest + 1).parent_version == newest - 1, "a number is not given twice"
+
+
 def test_without_any_sound_version_the_aggregator_says_what_to_restore(store: MemoryStore, tmp_path: Path) -> None:
     """Starting anew by itself would throw away what was learnt, perhaps only because a disk is not mounted."""
     with aggregator(store, tmp_path, ONCE) as running:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,12 @@ class Asleep:
     name = "asleep"
     version = 3
 
+    def __init__(self) -> None:
+        self.awake = threading.Event()
+
     def decide(self, observation: Observation, budget: Budget) -> Decision:
-        """Answer long after the slot."""
-        time.sleep(5.0)
+        """Answer when nobody waits for it any more."""
+        self.awake.wait()
         return Decision(observation.slot, (), self.name, self.version)
 
 
@@ -45,9 +49,12 @@ def test_a_policy_that_is_too_slow_is_told_of_in_the_cluster_and_with_its_jobs(
     etcd_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster that quietly runs on its heuristic for months is what federated learning was meant to end."""
-    monkeypatch.setattr(registry, "make", lambda config: Asleep())
+    asleep = Asleep()
+    monkeypatch.setattr(registry, "make", lambda config: asleep)
     slot = {"length_s": 0.5, "decision_s_max": 0.2}
-    with live_agent(etcd_address, tmp_path, "slow-policy", slot=slot) as agent:
+    with ExitStack() as stack:
+        agent = stack.enter_context(live_agent(etcd_address, tmp_path, "slow-policy", slot=slot))
+        stack.callback(asleep.awake.set)  # before the agent ends, which waits for its policy
         agent.assign("one")
         agent.wait("one", JobPhase.RUNNING)
         eventually(lambda: record_of(agent).fallbacks > 1, "the cluster's record counts the heuristic's decisions")

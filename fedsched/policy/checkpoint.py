@@ -33,7 +33,16 @@ SHAPES: dict[str, type[dl2.Dl2Shape | set_policy.SetShape]] = {
 }
 """What weights may be of, by the format that their file names."""
 
-MALFORMED = (SafetensorError, ValueError, LookupError, AttributeError, TypeError, RecursionError, struct.error)
+MALFORMED = (
+    SafetensorError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
 """What it raises to look into a file that is damaged or none of ours."""
 BYTES_MAX = 2**30
 """Nothing larger is read: whoever may name a file may name one without end, and the reader has a cluster to serve."""

@@ -11,6 +11,7 @@ Sums are of classes, which users name (`job_type`): no job and no time of day is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ def part_of(arrays: Mapping[str, NDArray[Any]], size_max: int = PART_BYTES_MAX) 
         epoch=_whole(sent.made, "epoch"),
         term=_whole(sent.made, "term"),
         number=_whole(sent.made, "number"),
-        period_s=float(sent.made.get("period_s", 0.0)),
+        period_s=_duration(sent.made, "period_s"),
         statistics=sent.statistics,
     )
     problem_found = _problem_with(part)
@@ -102,6 +103,13 @@ def _whole(made: Made, name: str) -> int:
     if not isinstance(value, int) or not 0 <= value < 1 << 62:
         raise ValueError(f"{name} is {value!r}; a whole number was expected")
     return value
+
+
+def _duration(made: Made, name: str) -> float:
+    value = made.get(name)
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r}; seconds were expected")
+    return float(value)
 
 
 def _problem_with(part: Part) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from fedsched.policy.dl2 import Dl2Shape, initial
 SHAPE = Dl2Shape(window=2, hidden=(4,))
 GOOD = Checkpoint(initial(SHAPE, 0), SHAPE, {"command": "made here", "seed": 0, "loss": 0.5})
 DATA = GOOD.to_bytes()
+SET_SHAPE = set_policy.SetShape(width=8, rows=4)
+GOOD_SET = Checkpoint(set_policy.initial(SET_SHAPE, 0), SET_SHAPE, {"seed": 0})
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
@@ -63,6 +66,16 @@ def test_weights_that_do_not_match_their_schema_are_refused() -> None:
         from_bytes(not_finite.to_bytes())
 
 
+@pytest.mark.parametrize("good", [GOOD, GOOD_SET], ids=["dl2", "set"])
+@pytest.mark.parametrize("value", [None, "x", -1, [], {}, [math.inf], math.inf, math.nan, 1e300], ids=repr)
+def test_a_description_with_anything_else_in_it_is_refused(good: Checkpoint, value: object) -> None:
+    """JSON holds what no number of ours is; the agent that looks for a new version must outlive it."""
+    arrays, card = checkpoint.unsealed(good.to_bytes())
+    for name in sorted(set(card) - {"made"}):
+        with pytest.raises(CorruptCheckpoint):
+            from_bytes(checkpoint.seal(arrays, {**card, name: value}))
+
+
 def test_files_of_others_and_missing_files_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="no whole checkpoint"):
         from_bytes(save_tensors({"weight": np.zeros(3, dtype=np.float32)}))
@@ -84,13 +97,11 @@ def test_the_shipped_weights_say_how_to_make_them() -> None:
 
 def test_weights_of_the_set_policy_come_back_too_and_are_verified_alike(tmp_path: Path) -> None:
     """Both learned policies share one format, one digest and one server."""
-    shape = set_policy.SetShape(width=8, rows=4)
-    good = Checkpoint(set_policy.initial(shape, 0), shape, {"seed": 0})
     path = tmp_path / "set.safetensors"
-    good.save(path)
+    GOOD_SET.save(path)
     back = load(path)
-    assert (back.shape, back.made, back.digest) == (shape, good.made, good.digest)
-    short = Checkpoint({**good.arrays, "policy.ps.bias": np.zeros(5, dtype=np.float32)}, shape, {})
+    assert (back.shape, back.made, back.digest) == (SET_SHAPE, GOOD_SET.made, GOOD_SET.digest)
+    short = Checkpoint({**GOOD_SET.arrays, "policy.ps.bias": np.zeros(5, dtype=np.float32)}, SET_SHAPE, {})
     with pytest.raises(CorruptCheckpoint, match=r"policy\.ps\.bias has shape \(5,\)"):
         from_bytes(short.to_bytes())
 

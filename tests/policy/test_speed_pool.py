@@ -131,6 +131,16 @@ def test_an_update_that_is_too_large_damaged_or_of_something_else_is_refused() -
         part_of({"policy.bias": sound})
 
 
+@pytest.mark.parametrize("name", ["epoch", "term", "number", "period_s"])
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}, "soon", -1, float("nan"), float("inf")], ids=repr)
+def test_whatever_stands_for_a_number_of_an_update_is_refused_with_the_reason(name: str, value: Any) -> None:
+    """Sealed properly by somebody's tool: the round goes on with the other clusters' updates."""
+    made = {"epoch": 1, "term": 1, "number": 1, "period_s": 600.0, name: value}
+    sent = np.frombuffer(SpeedCheckpoint(seen(1.0), made).to_bytes(), np.uint8)
+    with pytest.raises(ValueError, match=f"{name} is .*expected"):
+        part_of({STATISTICS: sent})
+
+
 def test_the_largest_update_fits_into_a_message() -> None:
     most = SpeedStatistics(
         (SpeedCell(f"{at % 97:0100d}", "a100", 1 + at % 900, at // 900, 3), SUMS) for at in range(CELLS_MAX)

@@ -15,7 +15,8 @@ FedschedError
 ├── VersionSkew          FS230    exit 8
 └── Failed               FS300    exit 1   the operation was carried out and did not succeed
     ├── CorruptCheckpoint FS301
-    └── StartFailed       FS302
+    ├── StartFailed       FS302
+    └── CorruptRecord     FS303            what etcd or the history holds of something cannot be read
 """
 
 from __future__ import annotations
@@ -137,6 +138,12 @@ class StartFailed(Failed):
     """A process did not come up."""
 
     code = "FS302"
+
+
+class CorruptRecord(Failed):
+    """What is kept under a key of etcd, or of a job in the history, is not what belongs there."""
+
+    code = "FS303"
 
 
 def of_the_world(problem: OSError) -> Failed:

@@ -9,9 +9,9 @@ import threading
 
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
-from fedsched.errors import Conflict
+from fedsched.errors import Conflict, CorruptRecord, FedschedError
 from fedsched.executor.processes import Identity, identify, is_alive
-from fedsched.runtime import codec, keys
+from fedsched.runtime import keys, stored
 from fedsched.runtime.ports import Put, RevisionIs, Store
 
 _log = logging.getLogger(__name__)
@@ -29,13 +29,14 @@ def take_term(store: Store, cluster: ClusterName, *, lease_ttl_s: int) -> int:
 
     Raises:
         Conflict: another living agent serves the cluster.
+        CorruptRecord: the cluster's term is no number, or who is registered cannot be read and stays.
         StoreUnavailable: the store did not answer.
     """
     _wait_for_twin(store, cluster, lease_ttl_s)
     key = keys.term(cluster)
     while True:
         entry = store.get(key)
-        term = (int(entry.value) if entry else 0) + 1
+        term = (stored.number(entry) if entry else 0) + 1
         guard = RevisionIs(key, entry.mod_revision if entry else 0)
         if store.commit((guard,), (Put(key, str(term).encode()),)).ok:
             return term
@@ -44,10 +45,20 @@ def take_term(store: Store, cluster: ClusterName, *, lease_ttl_s: int) -> int:
 def _wait_for_twin(store: Store, cluster: ClusterName, lease_ttl_s: int) -> None:
     """Return when no agent serves the cluster: none is registered, or the registered one's process is gone."""
     entry = store.get(keys.cluster(cluster))
-    if entry is None or _is_gone(codec.loads(ClusterRecord, entry.value)):
+    if entry is None:
         return
-    record = codec.loads(ClusterRecord, entry.value)
-    _log.warning("cluster %s is registered by %s; waiting for its lease to end", cluster, record.agent_id)
+    problem: FedschedError
+    try:
+        holder = stored.record(ClusterRecord, entry).agent_id
+        if _is_gone(holder):
+            return
+        problem = Conflict(
+            f"cluster {cluster} is already served by the living agent {holder}",
+            "stop that agent first, or give this one another cluster name",
+        )
+    except CorruptRecord as unreadable:
+        problem = unreadable  # an agent of another release may have written it: it counts as alive
+    _log.warning("%s; waiting for its lease to end", problem.message)
     key, gone = keys.cluster(cluster), threading.Event()
     watch = store.watch(  # the prefix may match other clusters too
         key,
@@ -57,15 +68,13 @@ def _wait_for_twin(store: Store, cluster: ClusterName, lease_ttl_s: int) -> None
     try:
         # A dead agent's lease ends within its own time to live; twice ours is generous where both are alike.
         if not gone.wait(2 * lease_ttl_s + 1):
-            raise Conflict(
-                f"cluster {cluster} is already served by the living agent {record.agent_id}",
-                "stop that agent first, or give this one another cluster name",
-            )
+            raise problem
     finally:
         watch.close()
 
 
-def _is_gone(record: ClusterRecord) -> bool:
-    """Whether the agent ran on this machine and its process has ended; unknown counts as alive."""
-    host, pid, started = record.agent_id.split("/", 2)
-    return host == socket.gethostname() and not is_alive(Identity(int(pid), started))
+def _is_gone(agent: str) -> bool:
+    """Whether the agent of this id ran on this machine and its process has ended; unknown counts as alive."""
+    host, _, process = agent.partition("/")
+    pid, _, started = process.partition("/")
+    return host == socket.gethostname() and pid.isdigit() and not is_alive(Identity(int(pid), started))

@@ -170,6 +170,7 @@ class Aggregator:
         Raises:
             NotFound: there is none of that number any more.
             CorruptCheckpoint: its file is damaged or gone.
+            CorruptRecord: its record cannot be read.
             StoreUnavailable: etcd does not answer.
         """
         found = self._policies.read(number)

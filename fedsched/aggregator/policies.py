@@ -9,12 +9,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fedsched.core.rounds import NewWeights, PolicyRecord, RoundRecord
-from fedsched.errors import Conflict, CorruptCheckpoint, NotFound
+from fedsched.errors import Conflict, CorruptCheckpoint, CorruptRecord, NotFound
 from fedsched.federation.loop import BaseVersion, Standing, Weights
 from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.files import write_whole
 from fedsched.policy import checkpoint
-from fedsched.runtime import codec, keys
+from fedsched.runtime import codec, keys, stored
 from fedsched.runtime.ports import Delete, Entry, Guard, Put, RevisionIs, Store, Write
 
 _log = logging.getLogger(__name__)
@@ -66,17 +66,25 @@ class PolicyStore:
             StoreUnavailable: etcd does not answer.
         """
         found = self._entries()
-        rounds = self._store.list(keys.ROUNDS).entries
-        number_last = int(rounds[-1].key.removeprefix(keys.ROUNDS)) if rounds else 0
+        number_last = max(stored.numbered(self._store.list(keys.ROUNDS).entries, keys.ROUNDS), default=0)
         if not found:
             return Standing(self._register(first), 1, number_last)
         version_last = max(found)
-        entry = self._store.get(keys.policy_active(self._name))
-        wanted = int(entry.value) if entry is not None else version_last
-        active, damaged = self._newest_sound(self._readable({v: at for v, at in found.items() if v <= wanted}))
+        wanted = self._in_force()
+        within = {version: at for version, at in found.items() if wanted is None or version <= wanted}
+        active, damaged = self._newest_sound(self._readable(within))
         if active.record.version != wanted:
             self._fall_back(active.record.version, damaged)
         return Standing(active, version_last, number_last)
+
+    def _in_force(self) -> int | None:
+        """The version that is to be in force; None where that was never said, or cannot be read."""
+        entry = self._store.get(keys.policy_active(self._name))
+        try:
+            return stored.number(entry) if entry is not None else None
+        except CorruptRecord as problem:
+            _log.error("%s; the newest sound version is taken", problem.message)
+            return None
 
     def read(self, number: int) -> BaseVersion:
         """A version, whether or not it is in force.
@@ -84,6 +92,7 @@ class PolicyStore:
         Raises:
             NotFound: there is none of that number any more.
             CorruptCheckpoint: its file is damaged or gone.
+            CorruptRecord: its record cannot be read.
             StoreUnavailable: etcd does not answer.
         """
         entry = self._store.get(keys.policy_version(self._name, number))
@@ -92,7 +101,7 @@ class PolicyStore:
                 f"policy {self._name} has no version {number}; the newest {VERSIONS_KEPT} are kept",
                 "list them with `fedsched policy list`",
             )
-        return self._read(codec.loads(PolicyRecord, entry.value))
+        return self._read(stored.record(PolicyRecord, entry))
 
     def write(self, version: int, digest: str, data: bytes, optimiser: ServerOptimiser) -> NewWeights:
         """Make a version's files durable; nobody sees them before `save`.
@@ -148,19 +157,17 @@ class PolicyStore:
         return writes
 
     def _entries(self) -> dict[int, Entry]:
-        prefix = f"{keys.POLICIES}{self._name}/"
-        active = keys.policy_active(self._name)
-        found = [entry for entry in self._store.list(prefix).entries if entry.key != active]
-        return {int(entry.key.removeprefix(prefix)): entry for entry in found}
+        prefix = keys.policy_versions(self._name)
+        return stored.numbered(self._store.list(prefix).entries, prefix)
 
     def _readable(self, found: Mapping[int, Entry]) -> list[PolicyRecord]:
         """The newest first. Who has written something else under a version's key has taken that version, not all."""
         records = []
         for version in sorted(found, reverse=True):
             try:
-                records.append(codec.loads(PolicyRecord, found[version].value))
-            except ValueError as problem:
-                _log.error("policy %s version %d has an unreadable record: %s", self._name, version, problem)
+                records.append(stored.record(PolicyRecord, found[version]))
+            except CorruptRecord as problem:
+                _log.error("%s", problem.message)
         return records
 
     def _register(self, first: Path) -> BaseVersion:

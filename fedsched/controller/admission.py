@@ -32,7 +32,7 @@ from fedsched.core.job import (
 from fedsched.core.routing import CandidateCluster, Routing, impossible, largest, route
 from fedsched.core.views import Job, Submission
 from fedsched.errors import Conflict, ImpossibleJob, InvalidInput, NotFound, StoreUnavailable, Unreachable
-from fedsched.runtime import codec, keys
+from fedsched.runtime import codec, keys, stored
 from fedsched.runtime.ports import Put, RevisionIs, Store
 
 ATTEMPTS_MAX = 32
@@ -72,6 +72,7 @@ class Admission:
             InvalidInput: the specification cannot be used.
             ImpossibleJob: no known cluster could ever hold it.
             Conflict: the idempotency key was used for another job.
+            CorruptRecord: what is kept under that key cannot be read, or the number of the last job.
         """
         if idempotency_key and not _KEY.fullmatch(idempotency_key):
             raise InvalidInput(
@@ -106,6 +107,7 @@ class Admission:
 
         Raises:
             NotFound: there is no such job.
+            CorruptRecord: what etcd holds of it cannot be read.
         """
         for _ in range(ATTEMPTS_MAX):
             entry = self._store.get(keys.job_status(job_id))
@@ -113,7 +115,7 @@ class Admission:
                 if self._history.get(job_id) is None:
                     raise no_such_job(job_id)
                 return
-            status = codec.loads(JobStatus, entry.value)
+            status = stored.record(JobStatus, entry)
             if status.phase in TERMINAL:
                 return
             if status.phase in (JobPhase.QUEUED, JobPhase.HELD):
@@ -127,7 +129,7 @@ class Admission:
     def _known(self, spec: JobSpec, idempotency_key: str) -> Job | None:
         """The job that was submitted with this key, if its contents are the same."""
         entry = self._store.get(keys.idempotency(idempotency_key))
-        job = self._history.by_key(idempotency_key) if entry is None else self.read(JobId(entry.value.decode()))
+        job = self._history.by_key(idempotency_key) if entry is None else self.read(JobId(stored.text(entry)))
         if job is not None and _contents(job.spec) != _contents(spec):
             raise Conflict(
                 f"idempotency key {idempotency_key!r} was used for job {job.spec.job_id}, which has other contents",
@@ -136,19 +138,23 @@ class Admission:
         return job
 
     def read(self, job_id: JobId) -> Job | None:
-        """The job as it is shown, from wherever it is known."""
+        """The job as it is shown, from wherever it is known.
+
+        Raises:
+            CorruptRecord: what is kept of it cannot be read.
+        """
         job = self._cache.job(job_id)
         if job is not None:
             return job
         spec, status = self._store.get(keys.job_spec(job_id)), self._store.get(keys.job_status(job_id))
         if spec is not None and status is not None:
-            return Job(codec.loads(JobSpec, spec.value), codec.loads(JobStatus, status.value))
+            return Job(stored.record(JobSpec, spec), stored.record(JobStatus, status))
         return self._history.get(job_id)
 
     def _create(self, spec: JobSpec, key: str) -> tuple[Job, bool]:
         for _ in range(ATTEMPTS_MAX):
             counter = self._store.get(keys.JOB_COUNTER)
-            number = int(counter.value) + 1 if counter is not None else 1
+            number = stored.number(counter) + 1 if counter is not None else 1
             job = Job(replace(spec, job_id=JobId(str(number))), JobStatus(JobId(str(number)), seq=1))
             guards = (
                 RevisionIs(keys.JOB_COUNTER, counter.mod_revision if counter else 0),
@@ -202,7 +208,7 @@ class Admission:
         if entry is None:
             # The agent removed it with the job's terminal status, which the next look will show.
             return False
-        if codec.loads(Assignment, entry.value).cancel:
+        if stored.record(Assignment, entry).cancel:
             return True
         order = Put(key, codec.dumps(Assignment(status.job_id, cancel=True)))
         return self._store.commit((RevisionIs(key, entry.mod_revision),), (order,)).ok

@@ -22,6 +22,7 @@ from fedsched.core.views import ClusterView, Job, PolicyVersion
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Entry, KeyChanged, Snapshot, Store, Watch
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ class Cache:
         self._jobs: dict[JobId, Tracked] = {}
         self._clusters: dict[ClusterName, _Cluster] = {}
         self._keys: dict[JobId, str] = {}
-        self._rounds: dict[str, RoundRecord] = {}
-        self._policies: dict[str, PolicyRecord] = {}
+        self._rounds: dict[int, RoundRecord] = {}
+        self._policies: dict[tuple[str, int], PolicyRecord] = {}
         self._active: dict[str, int] = {}
 
     def follow(self, store: Store) -> Watch:
@@ -152,11 +153,10 @@ class Cache:
     def policies(self) -> list[PolicyVersion]:
         """All policy versions, sorted."""
         with self._condition:
-            found = []
-            for key, record in sorted(self._policies.items()):
-                name, version = key.rsplit("/", 1)
-                found.append(PolicyVersion(name, int(version), self._active.get(name) == int(version), record))
-            return found
+            return [
+                PolicyVersion(name, version, self._active.get(name) == version, record)
+                for (name, version), record in sorted(self._policies.items())
+            ]
 
     def _seq(self, job_id: JobId) -> int:
         tracked = self._jobs.get(job_id)
@@ -257,20 +257,20 @@ class Cache:
             self._keys = {job_id: key for job_id, key in self._keys.items() if key != path}
 
     def _apply_round(self, path: str, entry: Entry | None) -> None:
-        _keep(self._rounds, RoundRecord, path, entry)
+        _keep(self._rounds, RoundRecord, int(path), entry)
 
     def _apply_policy(self, path: str, entry: Entry | None) -> None:
         name, _, part = path.rpartition("/")
         if part != "active":
-            _keep(self._policies, PolicyRecord, path, entry)
+            _keep(self._policies, PolicyRecord, (name, int(part)), entry)
         elif entry is None:
             self._active.pop(name, None)
         else:
             self._active[name] = int(entry.value)
 
 
-def _keep(records: dict[str, T], kind: type[T], path: str, entry: Entry | None) -> None:
+def _keep(records: dict[K, T], kind: type[T], key: K, entry: Entry | None) -> None:
     if entry is None:
-        records.pop(path, None)
+        records.pop(key, None)
     else:
-        records[path] = codec.loads(kind, entry.value)
+        records[key] = codec.loads(kind, entry.value)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobSpec, JobStatus, Transition
 from fedsched.core.views import Job
-from fedsched.errors import Failed, StartFailed
+from fedsched.errors import CorruptRecord, Failed, StartFailed
 from fedsched.runtime import codec
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 OPEN_S_MAX = 10.0
 """How long the file may be another's when it is opened."""
@@ -91,25 +97,30 @@ class History:
             )
 
     def get(self, job_id: JobId) -> Job | None:
-        """The job, if it is written down here."""
-        return next(iter(self._jobs("WHERE job_id = ?", (job_id,))), None)
+        """The job, if it is written down here.
+
+        Raises:
+            CorruptRecord: what is written down of it cannot be read.
+        """
+        return self._one("WHERE job_id = ?", job_id)
 
     def by_key(self, idempotency_key: str) -> Job | None:
-        """The job that was submitted with this key."""
-        return next(iter(self._jobs("WHERE idempotency_key = ?", (idempotency_key,))), None)
+        """The job that was submitted with this key.
+
+        Raises:
+            CorruptRecord: what is written down of it cannot be read.
+        """
+        return self._one("WHERE idempotency_key = ?", idempotency_key)
 
     def jobs(self) -> list[Job]:
-        """All of them."""
-        return self._jobs("", ())
+        """All of them that can be read; one that cannot is told of in the log."""
+        return _readable(self._job, self._rows("job_id, spec, status FROM jobs"))
 
     def transitions(self, job_id: JobId | None = None) -> list[Transition]:
-        """The steps of one job or of all, by job and number."""
+        """The steps of one job or of all, by job and number; one that cannot be read is told of in the log."""
         where, values = ("WHERE job_id = ?", (job_id,)) if job_id else ("", ())
-        with self._using(self._reading) as connection:
-            rows = connection.execute(
-                f"SELECT transition FROM transitions {where} ORDER BY job_id, seq", values
-            ).fetchall()
-        return [codec.loads(Transition, row[0]) for row in rows]
+        rows = self._rows(f"job_id, transition FROM transitions {where} ORDER BY job_id, seq", values)
+        return _readable(self._transition, rows)
 
     def close(self) -> None:
         """Close the file."""
@@ -128,10 +139,30 @@ class History:
                 "check that file and the free space there; finished jobs stay in etcd until it does",
             ) from problem
 
-    def _jobs(self, where: str, values: tuple[str, ...]) -> list[Job]:
+    def _rows(self, what: str, values: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         with self._using(self._reading) as connection:
-            rows = connection.execute(f"SELECT spec, status FROM jobs {where}", values).fetchall()
-        return [Job(codec.loads(JobSpec, spec), codec.loads(JobStatus, status)) for spec, status in rows]
+            return connection.execute(f"SELECT {what}", values).fetchall()
+
+    def _one(self, where: str, value: str) -> Job | None:
+        rows = self._rows(f"job_id, spec, status FROM jobs {where}", (value,))
+        return self._job(*rows[0]) if rows else None
+
+    def _job(self, job_id: str, spec: str, status: str) -> Job:
+        try:
+            return Job(codec.loads(JobSpec, spec), codec.loads(JobStatus, status))
+        except ValueError as problem:
+            raise self._corrupt(job_id, problem) from problem
+
+    def _transition(self, job_id: str, step: str) -> Transition:
+        try:
+            return codec.loads(Transition, step)
+        except ValueError as problem:
+            raise self._corrupt(job_id, problem) from problem
+
+    def _corrupt(self, job_id: str, problem: ValueError) -> CorruptRecord:
+        return CorruptRecord(
+            f"job {job_id} in the history {self._file} cannot be read: {problem}", "restore that file from a backup"
+        )
 
 
 class _Connection:
@@ -151,6 +182,16 @@ class _Connection:
         """How long to wait from now on where another process has the file locked."""
         with self.alone() as connection:
             connection.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
+
+
+def _readable(read: Callable[..., T], rows: Iterable[tuple[str, ...]]) -> list[T]:
+    found = []
+    for row in rows:
+        try:
+            found.append(read(*row))
+        except CorruptRecord as problem:
+            _log.error("%s", problem.message)
+    return found
 
 
 def _text(value: object) -> str:

@@ -6,18 +6,24 @@ The order itself is carried out by the cluster's agent. What is known to be impo
 from __future__ import annotations
 
 import difflib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from fedsched.controller.cache import Cache
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import PolicyRecord
 from fedsched.core.versions import Action, Candidate, Comparison, Promotion, Version, VersionName, Wish, earlier
-from fedsched.errors import Conflict, InvalidInput, NotFound
+from fedsched.errors import Conflict, CorruptRecord, InvalidInput, NotFound
 from fedsched.policy import plugins
-from fedsched.runtime import codec, keys
-from fedsched.runtime.ports import Put, RevisionIs, Store
+from fedsched.runtime import codec, keys, stored
+from fedsched.runtime.ports import Entry, Put, RevisionIs, Store
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Promoting:
@@ -39,6 +45,7 @@ class Promoting:
             NotFound: there is no such cluster or version.
             InvalidInput: they are not of the policy that the cluster runs.
             Conflict: another order came in between.
+            CorruptRecord: what etcd holds of the version cannot be read.
         """
         record = self._cluster(cluster)
         if weights.policy and weights.policy != record.policy:
@@ -78,6 +85,7 @@ class Promoting:
         Raises:
             NotFound: there is no such cluster or version.
             InvalidInput: there is no such policy, or it could never be promoted though that is wanted.
+            CorruptRecord: what etcd holds of the version cannot be read.
         """
         record = self._cluster(cluster)
         candidate = None
@@ -95,14 +103,19 @@ class Promoting:
         return candidate
 
     def history(self, cluster: ClusterName) -> list[Promotion]:
-        """All orders of a cluster, oldest first."""
-        return [codec.loads(Promotion, entry.value) for entry in self._store.list(keys.promotions(cluster)).entries]
+        """All orders of a cluster, oldest first; one that cannot be read is left out, as its agent does."""
+        return _readable(Promotion, self._orders(cluster).values())
 
     def comparisons(self, cluster: ClusterName | None) -> list[Comparison]:
-        """How candidates stand, by cluster."""
-        entries = self._store.list(keys.COMPARISONS).entries
-        found = [codec.loads(Comparison, entry.value) for entry in entries]
-        return [comparison for comparison in found if cluster is None or comparison.cluster == cluster]
+        """How candidates stand, by cluster.
+
+        Raises:
+            CorruptRecord: the one that is asked for cannot be read; among all it is left out.
+        """
+        if cluster is None:
+            return _readable(Comparison, self._store.list(keys.COMPARISONS).entries)
+        entry = self._store.get(keys.comparison(cluster))
+        return [stored.record(Comparison, entry)] if entry is not None else []
 
     def check(self, cluster: ClusterName) -> None:
         """Refuse a cluster that never was.
@@ -137,21 +150,26 @@ class Promoting:
         number = weights.version
         if weights.newest:
             entry = self._store.get(keys.policy_active(policy))
-            number = int(entry.value) if entry is not None else 0
+            number = stored.number(entry) if entry is not None else 0
         entry = self._store.get(keys.policy_version(policy, number)) if number > 0 else None
         if entry is None:
             raise NotFound(*self._no_version(policy, number))
-        record = codec.loads(PolicyRecord, entry.value)
+        record = stored.record(PolicyRecord, entry)
         return Version(policy, record.version, record.digest)
 
+    def _orders(self, cluster: ClusterName) -> dict[int, Entry]:
+        """The keys of a cluster's orders by number, oldest first."""
+        prefix = keys.promotions(cluster)
+        return stored.numbered(self._store.list(prefix).entries, prefix)
+
     def _no_version(self, policy: str, number: int) -> tuple[str, str]:
-        prefix, active = f"{keys.POLICIES}{policy}/", keys.policy_active(policy)
-        stored = [entry.key for entry in self._store.list(prefix).entries if entry.key != active]
-        if not stored:
+        prefix = keys.policy_versions(policy)
+        known = list(stored.numbered(self._store.list(prefix).entries, prefix))
+        if not known:
             why = f"the federation has no versions of policy {policy}"
             return why, "name a checkpoint with --checkpoint, or wait for the first round"
-        first, last = (int(key.removeprefix(prefix)) for key in (stored[0], stored[-1]))
-        return f"policy {policy} has no version {number}; there are {first} to {last}", "see `fedsched policy list`"
+        why = f"policy {policy} has no version {number}; there are {known[0]} to {known[-1]}"
+        return why, "see `fedsched policy list`"
 
     def _order(
         self,
@@ -164,13 +182,12 @@ class Promoting:
         pinned: bool,
         back_to: int = 0,
     ) -> Promotion:
-        history = self.history(cluster)
-        seq = (history[-1].seq if history else 0) + 1
+        seq = max(self._orders(cluster), default=0) + 1
         promotion = Promotion(cluster, seq, version, action, by, self._clock(), why, pinned, back_to)
         key = keys.promotion(cluster, seq)
         if not self._store.commit((RevisionIs(key, 0),), (Put(key, codec.dumps(promotion)),)).ok:
             entry = self._store.get(key)
-            other = codec.loads(Promotion, entry.value) if entry is not None else None
+            other = stored.record(Promotion, entry) if entry is not None else None
             raise Conflict(
                 f"{other.by} ordered {other.version} for cluster {cluster} in the same moment"
                 if other is not None
@@ -178,3 +195,14 @@ class Promoting:
                 f"look at `fedsched policy history {cluster}`, then try again if it is still wanted",
             )
         return promotion
+
+
+def _readable(kind: type[T], entries: Iterable[Entry]) -> list[T]:
+    """The records among them that can be read; the others are told of in the log."""
+    found = []
+    for entry in entries:
+        try:
+            found.append(stored.record(kind, entry))
+        except CorruptRecord as problem:
+            _log.error("%s", problem.message)
+    return found

@@ -33,9 +33,10 @@ def loads(kind: type[T], data: bytes | str) -> T:
         ValueError: the bytes are not a valid `kind`; unknown fields are ignored, so that an older reader copes.
     """
     try:
-        return from_plain(kind, json.loads(data))
-    except json.JSONDecodeError as problem:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as problem:
         raise ValueError(f"not a {kind.__name__}: {problem}") from problem
+    return from_plain(kind, plain)
 
 
 def from_plain(kind: type[T], plain: Any, *, lax: bool = False) -> T:

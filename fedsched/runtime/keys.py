@@ -72,14 +72,19 @@ def leader(role: str) -> str:
     return f"{ROOT}leader/{role}"
 
 
+def policy_versions(name: str) -> str:
+    """Prefix of a policy's versions, and of the key that says which one is in force."""
+    return f"{POLICIES}{name}/"
+
+
 def policy_version(name: str, version: int) -> str:
     """`PolicyRecord`."""
-    return f"{POLICIES}{name}/{version:06d}"
+    return f"{policy_versions(name)}{version:06d}"
 
 
 def policy_active(name: str) -> str:
     """Version offered to the agents, as decimal text."""
-    return f"{POLICIES}{name}/active"
+    return f"{policy_versions(name)}active"
 
 
 def promotions(name: ClusterName) -> str:

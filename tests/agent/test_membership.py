@@ -13,7 +13,7 @@ from fedsched.agent.membership import agent_id, take_term
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
 from fedsched.core.resources import Resources
-from fedsched.errors import Conflict
+from fedsched.errors import Conflict, CorruptRecord
 from fedsched.executor.processes import Identity, is_alive
 from fedsched.runtime import codec, keys
 from fedsched.runtime.ports import Delete, Put
@@ -65,6 +65,21 @@ def test_a_living_twin_on_another_machine_is_not_overthrown() -> None:
     with pytest.raises(Conflict, match="already served by the living agent elsewhere"):
         take_term(store, EAST, lease_ttl_s=0)
     assert store.get(keys.term(EAST)) is None
+    store.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"not a record", b"{}", b"\xff"])
+def test_an_agent_meets_unreadable_records_with_one_clear_error(garbage: bytes) -> None:
+    """It ended with a traceback; and to pass over a twin's record of another release would have two of them serve."""
+    store = MemoryStore()
+    store.commit((), (Put(keys.cluster(EAST), garbage),))
+    with pytest.raises(CorruptRecord, match=f"the record {keys.cluster(EAST)} in etcd cannot be read"):
+        take_term(store, EAST, lease_ttl_s=0)
+    assert store.get(keys.term(EAST)) is None
+
+    store.commit((), (Delete(keys.cluster(EAST)), Put(keys.term(EAST), garbage)))
+    with pytest.raises(CorruptRecord, match=f"the record {keys.term(EAST)} in etcd cannot be read"):
+        take_term(store, EAST, lease_ttl_s=0)
     store.close()
 
 

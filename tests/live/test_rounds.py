@@ -302,6 +302,22 @@ def test_a_version_whose_record_is_unreadable_costs_that_version_only(store: Mem
         assert running.policy(newest + 1).parent_version == newest - 1, "a number is not given twice"
 
 
+@pytest.mark.parametrize(
+    "damaged", [keys.policy_active("dl2"), keys.round_record(1), f"{keys.POLICIES}dl2/notes", f"{keys.ROUNDS}notes"]
+)
+def test_what_somebody_wrote_into_the_aggregators_keys_does_not_keep_it_from_starting(
+    store: MemoryStore, tmp_path: Path, damaged: str
+) -> None:
+    """A key of nobody's, or a number that is none, ended the process with a traceback at every start."""
+    with aggregator(store, tmp_path, ONCE) as running:
+        eventually(lambda: running.active() == 1, "version 1 is there")
+    assert store.commit((), (Put(damaged, b"not a number"),)).ok
+
+    with aggregator(store, tmp_path, ONCE) as running:
+        eventually(lambda: running.address, "it serves")
+        assert running.active() == 1
+
+
 def test_without_any_sound_version_the_aggregator_says_what_to_restore(store: MemoryStore, tmp_path: Path) -> None:
     """Starting anew by itself would throw away what was learnt, perhaps only because a disk is not mounted."""
     with aggregator(store, tmp_path, ONCE) as running:

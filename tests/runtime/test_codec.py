@@ -35,6 +35,9 @@ def test_an_unknown_field_of_a_newer_writer_is_ignored() -> None:
 def test_what_is_no_record_is_refused_with_its_name() -> None:
     with pytest.raises(ValueError, match="not a JobStatus"):
         codec.loads(JobStatus, b'{"phase": "Dancing"}')
+    for damaged in (b"", b"\xff\xfe", b"[" * 200_000):
+        with pytest.raises(ValueError, match="not a JobStatus"):
+            codec.loads(JobStatus, damaged)
     with pytest.raises(ValueError, match="unknown event or command 'Nothing'"):
         codec.load_tagged({"_": "Nothing"})
 

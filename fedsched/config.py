@@ -135,6 +135,14 @@ def _options_fit(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any
     return options
 
 
+def _checkpoint_fits(checkpoint: str, info: ValidationInfo) -> str:
+    """Of a policy that starts from nothing a checkpoint would be ignored, and who named it would not know."""
+    name = info.data.get("name")
+    if checkpoint != "builtin" and name is not None and name not in COMBINED:
+        raise ValueError(f"policy {name} starts from no checkpoint; {', '.join(COMBINED)} do")
+    return checkpoint
+
+
 class PolicyConfig(Tree):
     """Which policy decides."""
 
@@ -142,7 +150,7 @@ class PolicyConfig(Tree):
     """As `fedsched policy list` shows it; any installed package can add to those."""
     options: Annotated[dict[str, Any], AfterValidator(_options_fit)] = {}
     """What the policy itself can be told; each has options of its own, or none."""
-    checkpoint: str = "builtin"
+    checkpoint: Annotated[str, AfterValidator(_checkpoint_fits)] = "builtin"
     """Path of the first weights, or `builtin` for those that ship with the package; for `learned_speed` of its first
     statistics of speeds, and with `scratch` it begins with none."""
     fallback: Literal["drf", "fifo", "srtf", "optimus"] = "drf"

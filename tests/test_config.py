@@ -9,6 +9,7 @@ import pytest
 from fedsched import config
 from fedsched.config import AgentConfig, FederationConfig
 from fedsched.errors import InvalidConfiguration
+from fedsched.policy import plugins
 
 CLUSTER = {"name": "east", "nodes": [{"name": "east-1", "cpus": 2}]}
 
@@ -46,6 +47,17 @@ def test_what_no_federation_can_run_with_is_told_at_once(fields: dict[str, Any],
     with pytest.raises(InvalidConfiguration, match=told) as refused:
         federation(**fields)
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", sorted(plugins.available()))
+def test_a_checkpoint_for_a_policy_that_starts_from_none_is_refused(name: str) -> None:
+    """Ignored, its owner would take what a heuristic did for what the weights had learnt."""
+    policy = {"name": name, "checkpoint": "mine.safetensors"}
+    if name in config.COMBINED:
+        assert config.parse(config.PolicyConfig, policy, "the policy").checkpoint == "mine.safetensors"
+    else:
+        with pytest.raises(InvalidConfiguration, match=f"policy {name} starts from no checkpoint; dl2, learned_speed"):
+            config.parse(config.PolicyConfig, policy, "the policy")
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm", "kubernetes", "ray"])

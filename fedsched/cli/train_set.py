@@ -236,7 +236,8 @@ def _teaching(grounds: Sequence[Ground], teacher: str, checkpoint: str, tell: Ca
         return None
     if (teacher, checkpoint) == ("learned_speed", "scratch"):
         return speed_teacher(grounds, tell)
-    chosen = {"name": teacher, "checkpoint": checkpoint.replace("scratch", "builtin"), "explore": False}
+    known = "builtin" if checkpoint == "scratch" else checkpoint
+    chosen = {"name": teacher, "checkpoint": known, "explore": False}
     config = parse(PolicyConfig, chosen, "the teacher")
     registry.make(config)
     return lambda _: registry.make(config)

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedsched.config import CPUS_MAX, MEMORY_MAX_GB, Name, NodeConfig, PolicyConfig, Tree, load, parse, read
+from fedsched.config import COMBINED, CPUS_MAX, MEMORY_MAX_GB, Name, NodeConfig, PolicyConfig, Tree, load, parse, read
 from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node
 from fedsched.core.job import LENGTH_MAX_S, Allocation
@@ -341,6 +341,12 @@ class ExperimentConfig(Tree):
             unknown = [name for name in given if name not in known]
             if unknown:
                 raise ValueError(f"federation.{what} names {', '.join(unknown)}; known are {', '.join(known)}")
+        for label in self.federation.together:
+            name = self.policies[label].name
+            if name not in COMBINED:
+                raise ValueError(
+                    f"federation.together names {label}, which is {name} and learns nothing; {', '.join(COMBINED)} do"
+                )
         return self
 
     @model_validator(mode="after")

@@ -128,6 +128,7 @@ def test_files_that_cannot_be_read_are_problems_like_all_others(tmp_path: Path) 
         ({"clusters": [{"name": "c", "nodes": [NODE]}]}, "no cluster can hold the workload's largest worker"),
         ({"clusters": [{"name": "c", "nodes": [BIG], "policy": "x"}]}, "cluster c has policy x; policies are drf"),
         ({"workload": {"gap_s": 1, "alone_s_min": 9, "alone_s_max": 3}}, "alone_s_min is 9.0; it must not be above"),
+        ({"federation": {"together": {"drf": 2}}}, "federation.together names drf, which is drf and learns nothing"),
     ],
 )
 def test_relations_are_checked_before_anything_runs(changes: dict[str, object], expected: str) -> None:

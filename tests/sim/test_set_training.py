@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedsched.cli.train import app
 from fedsched.core.resources import Resources
-from fedsched.errors import InvalidConfiguration, InvalidInput
+from fedsched.errors import CorruptCheckpoint, InvalidConfiguration, InvalidInput
 from fedsched.policy import checkpoint, plugins
 from fedsched.policy.learnable import Arrays
 from fedsched.policy.oracle_greedy import OracleGreedy
@@ -198,6 +198,10 @@ def test_mistakes_are_told_before_the_work(tmp_path: Path) -> None:
         run(str(tmp_path / "small.yaml"), str(tmp_path / "nowhere" / "set.safetensors"))
     with pytest.raises(InvalidConfiguration, match="there is no policy 'dfr'"):
         run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), "--teacher", "dfr")
+    (tmp_path / "scratch-2.st").write_bytes(b"damaged")
+    known = ["--teacher", "learned_speed", "--teacher-checkpoint", str(tmp_path / "scratch-2.st")]
+    with pytest.raises(CorruptCheckpoint, match=r"/scratch-2\.st is no whole file of statistics"):
+        run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), *known)
     judge = ["--judge", str(tmp_path / "small.yaml")]
     with pytest.raises(InvalidInput, match="small has no policy set to judge"):
         run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), *judge)

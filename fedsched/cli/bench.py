@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsched.cli.finite import Finite
 from fedsched.cli.output import Format, Output, emit, table
 
 if TYPE_CHECKING:
@@ -236,7 +237,9 @@ def sharing(
     together: Annotated[str, typer.Option(help="How many clusters share, with commas between.")] = "1,2,4,8",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each.")] = 3,
     held_out: Annotated[int, typer.Option(min=1, help="Workloads that what was learned is judged on.")] = 1,
-    tolerance: Annotated[float, typer.Option(min=0.0, help="What is good enough, over the greedy's JCT.")] = 0.1,
+    tolerance: Annotated[
+        float, typer.Option(click_type=Finite(min=0.0), help="What is good enough, over the greedy's JCT.")
+    ] = 0.1,
     slots: Annotated[int, typer.Option(min=2, max=64, help="Of each cluster, until which it is looked at.")] = 20,
     output: Output = Format.TABLE,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsched.cli.connect import Server, connect, user
+from fedsched.cli.finite import Finite
 from fedsched.cli.output import Format, Output, clock, emit, emit_line, moment, note, span, table
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def submit(
         bool, typer.Option("--wait", help="Stay until it is over; exit 0 succeeded, 10 failed, 11 cancelled, 12 lost.")
     ] = False,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.0, help="Seconds that --wait waits at most.")
+        float | None, typer.Option("--timeout", click_type=Finite(min=0.0), help="Seconds that --wait waits at most.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say where it would go.")] = False,
     idempotency_key: Annotated[

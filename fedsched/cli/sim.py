@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsched.cli.finite import Finite
 from fedsched.sim.traces.names import TraceFormat
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ DecisionMax = Annotated[
     float | None,
     typer.Option(
         "--decision-s-max",
-        min=0.01,
+        click_type=Finite(min=0.01),
         help="Real seconds that a policy may take for one answer, in place of the file's; 120 by default.",
     ),
 ]
@@ -112,7 +113,9 @@ def run(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to run the trace on.")] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each.")] = 8,
     clock: Annotated[Clock, typer.Option(help="For a trace: decide at every event, or at slot starts.")] = Clock.EXACT,
-    slot_length: Annotated[float, typer.Option(min=0.001, help="For a trace: seconds of a slot.")] = 360.0,
+    slot_length: Annotated[
+        float, typer.Option(click_type=Finite(min=0.001), help="For a trace: seconds of a slot.")
+    ] = 360.0,
     placement: Annotated[
         Placement | None,
         typer.Option(

@@ -11,6 +11,7 @@ import click
 import typer
 
 from fedsched.cli.connect import Server, connect
+from fedsched.cli.finite import Finite
 from fedsched.cli.output import Format, Output, console, emit, note, span, table
 from fedsched.sim.traces.names import SPEEDS, TraceFormat
 
@@ -114,7 +115,8 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="IN", help="The publisher's file; gzip is read as it is.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where the CSV goes; a name in .gz is packed.")],
     gpus: Annotated[
-        float | None, typer.Option(min=0.001, help="Capacity of a cluster that the offered load is told for.")
+        float | None,
+        typer.Option(click_type=Finite(min=0.001), help="Capacity of a cluster that the offered load is told for."),
     ] = None,
     refused: Annotated[Path | None, typer.Option(help="Where every refused row is named, as CSV.")] = None,
     throughputs: Throughputs = None,

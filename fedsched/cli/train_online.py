@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsched.cli.finite import Finite
 from fedsched.cli.output import Format, Output, emit, table
 from fedsched.cli.teaching import Place, Restart, Resume, View, at_work, goes_on, look_around, shown, write_log
 
@@ -78,7 +79,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Draws the jobs, fresh weights, c
 Episodes = Annotated[int, typer.Option(min=1, help="Runs of the experiment to learn from.")]
 ValidateEvery = Annotated[int, typer.Option(min=1, help="Runs between two looks at held-out seeds.")]
 ValidationSeeds = Annotated[int, typer.Option(min=1, help="Held-out seeds of each look.")]
-Rate = Annotated[float, typer.Option(min=1e-9, help="Step size of Adam.")]
+Rate = Annotated[float, typer.Option(click_type=Finite(min=1e-9), help="Step size of Adam.")]
 Batch = Annotated[int, typer.Option(min=1, help="Decisions of each gradient.")]
 SamplesMin = Annotated[int, typer.Option(min=1, help="Decisions that a cluster must know the reward of to learn.")]
 Memory = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Decisions that are remembered.")]
@@ -91,13 +92,16 @@ Exploration = Annotated[
 BaselineOption = Annotated[
     Baseline | None, typer.Option(help="What rewards are compared with: the value network's guess, or their mean.")
 ]
-Entropy = Annotated[float | None, typer.Option(min=0, help="Weight of the bonus for staying undecided.")]
+Entropy = Annotated[
+    float | None, typer.Option(click_type=Finite(min=0), help="Weight of the bonus for staying undecided.")
+]
 RewardOption = Annotated[
     Reward | None,
     typer.Option(help="What a choice earns: all jobs' progress in its slot, or that of the job it is about."),
 ]
 Discount = Annotated[
-    float | None, typer.Option(min=0, max=0.999, help="What a later slot's reward counts, per slot; 0: nothing.")
+    float | None,
+    typer.Option(click_type=Finite(min=0, max=0.999), help="What a later slot's reward counts, per slot; 0: nothing."),
 ]
 
 
@@ -154,7 +158,7 @@ def federated(
     ] = None,
     validate_every: ValidateEvery = 5,
     validation_seeds: ValidationSeeds = 2,
-    learning_rate: Annotated[float | None, typer.Option(min=1e-9, help="Step size of Adam.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(click_type=Finite(min=1e-9), help="Step size of Adam.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Decisions of each gradient.")] = None,
     samples_min: Annotated[int | None, typer.Option(min=1, help="Decisions known before the first round.")] = None,
     memory: Memory = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsched.cli.finite import Finite
 from fedsched.cli.output import Format, Output, emit, table
 from fedsched.cli.teaching import (
     Place,
@@ -48,7 +49,10 @@ def speeds(
     seed: Annotated[int, typer.Option(min=0, help="Of the first run; the next one draws from the next.")] = 100,
     runs: Annotated[int, typer.Option(min=1, help="Simulated runs to learn from.")] = 3,
     explore: Annotated[
-        float, typer.Option(min=0, help="Standard deviations by which doubtful allocations count as faster.")
+        float,
+        typer.Option(
+            click_type=Finite(min=0), help="Standard deviations by which doubtful allocations count as faster."
+        ),
     ] = 1.0,
     start: Annotated[Path | None, typer.Option("--from", help="Statistics to start from; none by default.")] = None,
     held_out: Annotated[int, typer.Option(min=0, help="Other runs of the first experiment to judge it on.")] = 0,

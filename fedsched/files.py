@@ -9,6 +9,7 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -140,6 +141,15 @@ def alone(path: Path) -> Iterator[None]:
     finally:
         lock.unlink(missing_ok=True)
         file.close()
+
+
+def sweep(path: Path) -> None:
+    """Remove what writers of `path` left who were killed while they wrote. Nobody else may write it meanwhile."""
+    place = path.resolve()
+    left = re.compile(rf"\.{re.escape(place.name)}(\.\d+){{3}}")
+    for beside in place.parent.iterdir():
+        if left.fullmatch(beside.name):
+            beside.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -87,9 +87,10 @@ def _end_at_fault(fault: threading.ExceptHookArgs, broken: list[BaseException]) 
 
 
 def _is_ours(fault: BaseException) -> bool:
-    """Whether the fault went through this product's code; a library's own threads may fail and be replaced."""
-    frames = [frame for frame, _ in traceback.walk_tb(fault.__traceback__)]
-    return any(str(frame.f_globals.get("__name__", "")).startswith("fedsched.") for frame in frames)
+    """Whether the thread began in this product's code: others, a library's or a policy's, may fail and be replaced,
+    also where they call ours."""
+    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(fault.__traceback__))
+    return next((name for name in modules if name != "threading"), "").startswith("fedsched.")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsched.errors import Conflict, Failed, InvalidInput
-from fedsched.files import alone, refuse_clashes, whole, write_all, write_whole
+from fedsched.files import alone, refuse_clashes, sweep, whole, write_all, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -152,3 +152,13 @@ def test_two_are_never_alone_with_a_file_and_whoever_was_killed_is_in_nobodys_wa
     with alone(path):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_writer_left_is_swept_away_and_nothing_else(tmp_path: Path) -> None:
+    """Every kill while a large file is written would leave as much again, for ever."""
+    file = tmp_path / "f.state"
+    kept = ["f.state", ".f.state.lock", ".f.state.12", ".g.state.1.2.3", "f.state.1.2.3", ".f.state.1.2.x"]
+    for name in [*kept, ".f.state.1.2.3", ".f.state.99.140481401056128.0"]:
+        (tmp_path / name).write_text("")
+    sweep(file)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

@@ -51,7 +51,7 @@ from fedsched.federation.source import Hello
 from fedsched.learn import kinds
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
-from fedsched.policy import registry
+from fedsched.policy import guardrail, registry
 from fedsched.policy.disciplines import ranks
 from fedsched.policy.learnable import Learnable
 from fedsched.process import keep_to_one_core, on_signal
@@ -236,6 +236,7 @@ class Agent:
         jobs = list(state.jobs.values())
         running = sum(1 for job in jobs if job.status.phase in ACTIVE)
         host, pid, _ = self._agent_id.split("/", 2)
+        policy, policy_version = guardrail.identity(self._policy)
         return ClusterRecord(
             name=self._cluster,
             term=self._term,
@@ -247,8 +248,8 @@ class Agent:
             usage=state.usage(),
             queued=len(jobs) - running,
             running=running,
-            policy=self._policy.name,
-            policy_version=self._policy.version,
+            policy=policy,
+            policy_version=policy_version,
             slot=state.slot,
             started_s=self._started_s,
             labels=tuple(sorted(self._config.labels.items())),

@@ -114,10 +114,7 @@ class DecidingPolicy:
     def _too_late(self, question: AskPolicy) -> None:
         if not self._claim(question.observation.slot):
             return
-        reason = (
-            f"policy {self._policy.name} (version {self._policy.version}) did not answer within "
-            f"{self._decision_s_max:g} s"
-        )
+        reason = f"{guardrail.title(self._policy)} did not answer within {self._decision_s_max:g} s"
         # A span of its own: that of the late answer ends when it ends, and tells of a decision that nobody used.
         with self._deciding(question) as span:
             decision = guardrail.fall_back(question, self._fallback, reason)

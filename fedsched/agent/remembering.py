@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedsched.core.decision import Policy
 from fedsched.files import write_whole
+from fedsched.policy.guardrail import is_interruption, told
 from fedsched.policy.remembering import Remembering
 
 _log = logging.getLogger(__name__)
@@ -51,8 +52,10 @@ class PolicyMemory:
             write_whole(self._path, _header(self._policy.name, state) + state, durable=True)
         except OSError as problem:
             self._tell(f"{self._path} cannot be written: {problem.strerror}")
-        except Exception as problem:  # A policy can be anybody's code; nothing it raises may stop the cluster.
-            self._tell(f"{type(problem).__name__}: {problem}")
+        except BaseException as problem:  # A policy can be anybody's code; nothing it raises may stop the cluster.
+            if is_interruption(problem):
+                raise
+            self._tell(told(problem))
         else:
             self._told = ""
 
@@ -69,8 +72,11 @@ class PolicyMemory:
             if header + b"\n" != _header(policy.name, state):
                 raise ValueError(f"it begins with {header[:120]!r}; {_header(policy.name, state)!r} was expected")
             policy.restore(state)
-        except Exception as problem:  # as in `keep`
-            _log.error("policy %s begins anew, what it remembered is not used: %s", policy.name, problem)
+        except BaseException as problem:  # as in `keep`
+            if is_interruption(problem):
+                raise
+            why = problem if isinstance(problem, ValueError) else told(problem)
+            _log.error("policy %s begins anew, what it remembered is not used: %s", policy.name, why)
             with contextlib.suppress(OSError):
                 self._path.replace(self._path.with_name(self._path.name + ".refused"))
         else:

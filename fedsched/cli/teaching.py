@@ -15,7 +15,7 @@ import typer
 
 from fedsched.cli.output import note
 from fedsched.errors import InvalidInput
-from fedsched.files import refuse_clashes, write_whole
+from fedsched.files import alone, refuse_clashes, sweep, write_whole
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Begin anew over an older training's files.")]
@@ -123,15 +123,18 @@ def goes_on(place: Place, *, resume: bool, restart: bool) -> bool:
 
 
 @contextmanager
-def at_work(place: Place) -> Iterator[None]:
+def at_work(place: Place, weights: Iterable[Path] = ()) -> Iterator[None]:
     """While a training runs no other writes its files; whoever interrupts it is told whether it can go on.
+
+    Args:
+        weights: as in `look_around`.
 
     Raises:
         Conflict: another training is at work on them.
     """
-    from fedsched.files import alone
-
     with alone(place.state):
+        for path in (place.state, place.log, place.file, *weights):
+            sweep(path)
         try:
             yield
         except KeyboardInterrupt:

@@ -252,8 +252,9 @@ def _teach(
 
     place, groups = Place(file), range(recipe.groups)
     read = [*files_of(scenario), *([] if recipe.source in ("builtin", "scratch") else [Path(recipe.source)])]
-    look_around(place, read, [name(index, len(groups)) for index in groups for name in (place.of, place.best_of)])
-    with at_work(place):
+    weights = [name(index, len(groups)) for index in groups for name in (place.of, place.best_of)]
+    look_around(place, read, weights)
+    with at_work(place, weights):
         on = goes_on(place, resume=resume, restart=restart)
         training = teaching_state.load(place.state, recipe) if on else Training(recipe)
         command = f"fedsched train {recipe.mode} {scenario.name} FILE {_options(recipe, episodes)}"

@@ -154,6 +154,8 @@ def train_set(
                 keep=keep,
                 tell=tell,
             )
+        # It may have been missed by a training that was killed after its last look.
+        write_log(place.log, _rows(cases, [one.stem for one in judges], result.curve))
         result.checkpoint.save(file)
     _show(place, result, [one.stem for one in judges], output)
 

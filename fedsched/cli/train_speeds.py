@@ -96,6 +96,7 @@ def speeds(
                 show(rows)
 
             learned, over = train(experiments, exploring, seed=seed, runs=runs, known=known, done=done, keep=keep)
+        write_log(place.log, _rows(over))  # it may have been missed by a training that was killed after its last run
         seeds = range(experiments[0].seed, experiments[0].seed + held_out)
         tell = lambda line: typer.echo(line, err=True)  # noqa: E731
         judged = judge(experiments[0], learned, options, seeds, tell) if held_out else ()

@@ -63,6 +63,7 @@ def supervised(
                 show(rows)
 
             result = warm_up(plan, command, begun=begun, keep=keep, tell=lambda line: typer.echo(line, err=True))
+        write_log(place.log, result.rows)  # it may have been missed by a training that was killed after its last step
         result.checkpoint.save(file)
     values = {
         "file": str(file),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import traceback
 from operator import ne
 from pathlib import PurePath
 
+import msgspec
 from msgspec.structs import replace
 
 from fedsched.core.commands import AskPolicy
@@ -22,6 +25,14 @@ from fedsched.policy.heuristics import by_arrival
 
 COLLAPSE = 0.25
 """A learned policy has collapsed where its answer is worth less than this share of what the heuristic's would be."""
+SAID_MAX = 1000
+"""Characters of what somebody else's code says of itself: it is kept with every decision, and shown to people."""
+VERSION_MAX = 2**63 - 1
+"""What every store and message takes."""
+
+
+class Interruption(BaseException):
+    """Ends a policy's answer from outside; a guardrail in the main thread lets it through, as `KeyboardInterrupt`."""
 
 
 class Consulted(Record, frozen=True):
@@ -43,16 +54,89 @@ def decide(question: AskPolicy, policy: Policy, fallback: Policy) -> Decision:
     problem = consulted.problem or _worthless(question, consulted.decision, fallback)
     if consulted.decision is not None and not problem:
         return consulted.decision
-    return fall_back(question, fallback, f"policy {policy.name} (version {policy.version}): {problem}")
+    return fall_back(question, fallback, f"{title(policy)}: {problem}")
+
+
+def identity(policy: Policy) -> tuple[str, int]:
+    """Name and version as they can be kept and sent, whatever the policy has in their place."""
+    try:
+        name, version = policy.name, policy.version
+    except Exception:  # they can be properties of anybody's
+        return "without a name", 0
+    known = type(name) is str and type(version) is int and 0 <= version <= VERSION_MAX
+    return (_sayable(name), version) if known else ("without a name", 0)
+
+
+def title(policy: Policy) -> str:
+    """What reasons call it."""
+    name, version = identity(policy)
+    return f"policy {name} (version {version})"
 
 
 def consult(question: AskPolicy, policy: Policy) -> Consulted:
     """The policy's answer, whatever it does, and what is wrong with its form."""
+    process = os.getpid()
     try:
-        answer = _answer(question, policy)
+        answer = _well_formed(_answer(question, policy))
         return Consulted(answer, judge(question, answer) or "")
-    except (Exception, SystemExit) as error:  # A policy can be anybody's code; nothing it raises may stop the cluster.
-        return Consulted(None, f"{type(error).__name__}: {error} ({_where(error)})")
+    except _Malformed as problem:
+        return Consulted(None, str(problem))
+    except BaseException as error:  # A policy can be anybody's code; nothing it raises may stop the cluster.
+        if is_interruption(error):
+            raise
+        return Consulted(None, told(error))
+    finally:
+        if os.getpid() != process:
+            os._exit(1)  # a process that the policy forked must not decide, too: it holds all that its parent holds
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether it came from outside, to end whatever goes on: signals are handled in the main thread only."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and isinstance(error, KeyboardInterrupt | Interruption)
+
+
+class _Malformed(Exception):
+    """An answer is no decision."""
+
+
+def _well_formed(answer: object) -> Decision:
+    """The answer as it reads when it was written down and read back: that is what a journal keeps of it.
+
+    Raises:
+        _Malformed: with what is wrong.
+    """
+    if not isinstance(answer, Decision):
+        raise _Malformed(f"it answered with {type(answer).__name__}; a Decision was expected")
+    try:
+        # Bytes would be written as text.
+        same = msgspec.convert(msgspec.to_builtins(answer, builtin_types=(bytes, bytearray, memoryview)), Decision)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise _Malformed(f"its answer is no decision that can be kept: {_sayable(str(problem))}") from problem
+    if not 0 <= same.version <= VERSION_MAX:
+        raise _Malformed(f"its answer is of version {_sayable(str(same.version))}")
+    if same.fallback:
+        raise _Malformed("its answer says why the heuristic was asked, and it was not")
+    for text in (same.policy, *(text for _, text in same.notes), *(kind for _, kind in same.accelerators)):
+        if text != _sayable(text):
+            raise _Malformed(f"its answer holds a text that cannot be shown: {_sayable(text)}")
+    # The same object where it can be: equal keys of ranks may be whole numbers or not.
+    return answer if same == answer else same
+
+
+def told(error: BaseException) -> str:
+    """What somebody else's code raised, in one line: what, and where."""
+    try:
+        text = str(error)
+    except Exception:  # its own method, too, is anybody's
+        text = "without a message that could be read"
+    return f"{type(error).__name__}: {_sayable(' '.join(text.split()))} ({_where(error)})"
+
+
+def _sayable(text: str) -> str:
+    """The text as every store, message and terminal takes it; the beginning where it is long."""
+    cut = text if len(text) <= SAID_MAX else f"{text[: SAID_MAX - 1]}…"
+    return cut if cut.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
 
 
 def _where(error: BaseException) -> str:

@@ -8,6 +8,8 @@ import threading
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
+from fedsched.policy.guardrail import Interruption
+
 LOOKS = 20
 """How often in a deadline somebody looks, so that it is kept to so much."""
 LOOK_S_MAX = 1.0
@@ -26,7 +28,7 @@ class TooLong(Exception):
     """A step has taken longer than it may."""
 
 
-class Abandoned(BaseException):
+class Abandoned(Interruption):
     """The same, for code that holds on to life: it handled `TooLong` and went on."""
 
 

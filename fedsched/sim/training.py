@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fedsched.core.decision import Policy
-from fedsched.learn.supervised import Fit, Fitted, Label, Watched, agreement, fingerprint
+from fedsched.learn.supervised import Fit, Label, Watched, agreement, fingerprint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Dl2Shape, initial
 from fedsched.policy.registry import heuristic
@@ -37,6 +37,8 @@ class WarmUp:
     teacher_jct_s: float
     """Average over the held-out scenarios."""
     student_jct_s: float
+    rows: Sequence[Row]
+    """The log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ def warm_up(
     tell(f"watching {teacher} on {plan.scenarios} simulated clusters")
     labels, _ = _watch(teacher, shape, seed * SEED_STRIDE, plan.scenarios)
     tell(f"learning {len(labels)} decisions in {plan.steps} steps")
-    fitted = _fitted(plan, labels, shape, begun, keep)
+    fit = _fit(plan, labels, shape, begun, keep)
+    fitted = fit.fitted()
     tell(f"comparing on {plan.held_out} other clusters")
     others = seed * SEED_STRIDE + HELD_OUT_OFFSET
     held_out_labels, teacher_jct_s = _watch(teacher, shape, others, plan.held_out)
@@ -117,17 +120,18 @@ def warm_up(
         "torch": version("torch").split("+")[0],
     }
     checkpoint = Checkpoint(fitted.arrays, shape, made)
-    return WarmUp(checkpoint, len(labels), fitted.first_loss, fitted.last_loss, agreed, teacher_jct_s, student_jct_s)
+    figures = len(labels), fitted.first_loss, fitted.last_loss, agreed, teacher_jct_s, student_jct_s
+    return WarmUp(checkpoint, *figures, rows_of(plan, fit.losses))
 
 
-def _fitted(plan: WarmUpPlan, labels: Sequence[Label], shape: Dl2Shape, begun: Kept | None, keep: Keep) -> Fitted:
+def _fit(plan: WarmUpPlan, labels: Sequence[Label], shape: Dl2Shape, begun: Kept | None, keep: Keep) -> Fit:
     fit = Fit(initial(shape, plan.seed), labels, steps=plan.steps, learning_rate=3e-3, seed=plan.seed)
     if begun is not None:
         fit.restore(begun.arrays)
     while len(fit.losses) < plan.steps:
         fit.run(min(plan.steps, len(fit.losses) + plan.step_rows))
         keep(Kept(plan.plain(), fit.state(), {}), rows_of(plan, fit.losses))
-    return fit.fitted()
+    return fit
 
 
 def rows_of(plan: WarmUpPlan, losses: Sequence[float]) -> list[Row]:

@@ -143,7 +143,7 @@ def test_a_candidate_that_dies_or_hangs_is_told_of_and_the_next_slot_is_asked_ag
 @pytest.mark.usefixtures("bad_policies")
 def test_an_answer_that_cannot_be_used_costs_the_candidate_a_case_and_nobody_else_anything() -> None:
     with shadow("bad") as made:
-        for slot, why in ((5, "ValueError: no idea"), (6, "AttributeError"), (7, "AttributeError")):
+        for slot, why in ((5, "ValueError: no idea"), (6, "Expected `object`"), (7, "a Decision was expected")):
             case = made.case(slot)
             assert why in case.problem
             assert case.candidate_worth is None

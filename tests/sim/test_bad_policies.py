@@ -54,16 +54,16 @@ ANSWERS: dict[str, tuple[Callable[[Decision], Any], str]] = {
     "exits": (raising(SystemExit(3)), r"SystemExit: 3"),
     "recurses": (raising(RecursionError("too deep")), r"RecursionError: too deep"),
     "wants memory": (raising(MemoryError()), r"MemoryError"),
-    "nothing": (lambda decision: None, r"AttributeError: 'NoneType'"),
-    "a number": (lambda decision: math.nan, r"AttributeError: 'float'"),
+    "nothing": (lambda decision: None, r"answered with NoneType; a Decision was expected"),
+    "a number": (lambda decision: math.nan, r"answered with float"),
     "too many workers": (lambda decision: first(decision, Allocation(10_000, 1)), r"Allocation|allowed are"),
     "no number of workers": (
         lambda decision: first(decision, Allocation(NAN, 1)),
-        r"whole numbers of tasks were expected",
+        r"Expected `int`, got `float` - at `\$\.allocations\[0\]\[1\]\.workers`",
     ),
-    "endlessly many": (lambda decision: first(decision, Allocation(math.inf, 1)), r"whole numbers of tasks"),  # type: ignore[arg-type]
-    "not whole": (lambda decision: first(decision, Allocation(1.5, 1)), r"whole numbers of tasks"),  # type: ignore[arg-type]
-    "no allocation": (lambda decision: first(decision, "two"), r"'str' object has no attribute 'workers'"),
+    "endlessly many": (lambda decision: first(decision, Allocation(math.inf, 1)), r"Expected `int`, got `float`"),  # type: ignore[arg-type]
+    "not whole": (lambda decision: first(decision, Allocation(1.5, 1)), r"Expected `int`, got `float`"),  # type: ignore[arg-type]
+    "no allocation": (lambda decision: first(decision, "two"), r"Expected `object`, got `str`"),
     "a job that is not there": (
         lambda decision: replace(decision, allocations=((JobId("ghost"), Allocation(1, 1)),)),
         r"names job ghost, which is not in this slot",

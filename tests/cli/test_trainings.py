@@ -1,0 +1,80 @@
+"""Trainings end with the same files whatever happened on the way: kills at bad moments, disks that are full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsched.cli import teaching, train_online, train_set, train_speeds, train_supervised
+from tests.cli.conftest import Run
+
+NODES = "[{name: n, count: 2, cpus: 9, memory_gb: 64}]"
+ONE = f"""
+clusters: [{{name: one, nodes: {NODES}}}]
+workload: {{jobs: 6, gap_s: 20, alone_s_max: 60}}
+policies: {{dl2: {{name: dl2}}}}
+slot_length_s: 10
+"""
+TWO = f"""
+clusters: [{{name: east, nodes: {NODES}}}, {{name: west, nodes: {NODES}}}]
+workload: {{jobs: 10, gap_s: 20, alone_s_max: 60}}
+policies: {{dl2: {{name: dl2}}}}
+slot_length_s: 10
+federation: {{interval_s: 30, quorum: 1, deadline_s: 10, batch_size: 16, learning_rate: 0.001}}
+"""
+ROUNDS = ("--episodes", "2", "--validate-every", "2", "--validation-seeds", "1", "--samples-min", "16")
+MODES: dict[str, tuple[str, Any, list[str]]] = {
+    "online": (ONE, train_online, ["--batch-size", "16", *ROUNDS]),
+    "federated": (TWO, train_online, ["--together", "1", *ROUNDS]),
+    "supervised": ("", train_supervised, ["--steps", "40", "--scenarios", "1", "--held-out", "1"]),
+    "speeds": (ONE, train_speeds, ["--runs", "3"]),
+    "set": (ONE, train_set, ["--teacher", "none", "--improvements", "1", "--sizes", "1"]),
+}
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def command(mode: str, folder: Path) -> list[str]:
+    experiment, _, options = MODES[mode]
+    scenario = folder / "experiment.yaml"
+    scenario.write_text(experiment)
+    return ["train", mode, *([str(scenario)] if experiment else []), str(folder / "f.safetensors"), *options]
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    """What a training leaves; the states of two kinds tell what they cost."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".state"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_training_killed_between_its_last_state_and_its_log_still_ends_with_both(
+    mode: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a moment of a thousandth of a second, and a log that lacks its last row says that learning ended before."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    rows: list[int] = []
+
+    def count(path: Path, told: Sequence[Any]) -> None:
+        rows.append(len(told))
+        teaching.write_log(path, told)
+
+    def die(path: Path, told: Sequence[Any]) -> None:
+        if len(told) == max(rows):
+            raise Killed
+        teaching.write_log(path, told)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MODES[mode][1], "write_log", count)
+        assert run(*command(mode, whole)).code == 0
+        patched.setattr(MODES[mode][1], "write_log", die)
+        with pytest.raises(Killed):
+            run(*command(mode, killed))
+    assert run(*command(mode, killed), "--resume").code == 0
+    assert made(killed) == made(whole)

@@ -9,12 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fedsched.adapters import etcd_server
 from tests.executor.kube import Kube
 from tests.executor.on_kubernetes import OnKubernetes
 from tests.executor.on_ray import OnRay, Ray
 from tests.executor.slurm import OnSlurm, Slurm, is_installed
+
+# A busy machine is slow, and no test of a property is about that.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.hookimpl(trylast=True)

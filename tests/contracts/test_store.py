@@ -550,6 +550,4 @@ def test_memory_and_etcd_stay_the_same_through_any_story(etcd_address: str) -> N
     class Here(SameAsEtcd):
         address = etcd_address
 
-    run_state_machine_as_test(
-        Here, settings=settings(max_examples=25, stateful_step_count=25, deadline=None, database=None)
-    )
+    run_state_machine_as_test(Here, settings=settings(max_examples=25, stateful_step_count=25, database=None))

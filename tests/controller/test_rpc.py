@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.adapters.rpc import from_message, to_message
@@ -70,7 +70,6 @@ def test_every_field_of_a_record_has_its_place_in_the_message(record: type, mess
     assert fields == set(message.DESCRIPTOR.fields_by_name)
 
 
-@settings(deadline=None)  # the first example builds the codec
 @given(st.builds(Job, specs, statuses))
 def test_a_job_comes_out_of_a_message_as_it_went_in(job: Job) -> None:
     """What the user asked for is what must run, to the last character of its environment."""

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.core.choosing import Gang, Rooms, Rule, footprint_of
@@ -152,7 +152,6 @@ def test_disciplines_that_rank_jobs_of_fixed_size_place_coordinators_too(policy:
     accelerators=st.sampled_from([(), ("V100",)]),
     rule=st.sampled_from(["spread", "pack", "consolidate"]),
 )
-@settings(deadline=None)
 def test_a_gang_and_its_coordinator_are_placed_whenever_they_fit_in_any_way(
     nodes: list[tuple[int, str]],
     worker: int,

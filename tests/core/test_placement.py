@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
 from fedsched.core.choosing import Rule
 from fedsched.core.decision import JobView, Observation
@@ -60,7 +60,6 @@ def fits_by_brute_force(capacities: list[int], tasks: list[int]) -> bool:
     capacities=st.lists(st.integers(0, 4), min_size=1, max_size=3),
     grants=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), max_size=6),
 )
-@settings(deadline=None)
 def test_what_is_granted_fits_on_real_nodes_and_equal_tasks_are_never_refused_wrongly(
     capacities: list[int], grants: list[tuple[int, int, int]]
 ) -> None:
@@ -110,7 +109,6 @@ def running_clusters(draw: st.DrawFn) -> Observation:
 
 
 @given(observation=running_clusters(), data=st.data(), keep_running=st.booleans())
-@settings(deadline=None)
 def test_a_placed_decision_never_overfills_a_node_splits_a_minimum_or_touches_a_pinned_job(
     observation: Observation, data: st.DataObject, keep_running: bool
 ) -> None:
@@ -144,7 +142,6 @@ def test_a_placed_decision_never_overfills_a_node_splits_a_minimum_or_touches_a_
 
 
 @given(observation=running_clusters())
-@settings(deadline=None)
 def test_deciding_what_is_there_already_moves_nothing(observation: Observation) -> None:
     """A decision that changes no count must not cost anybody a resize."""
     wanted = [(job.job_id, allocation_of(job.placement)) for job in observation.jobs if job.placement]
@@ -159,7 +156,6 @@ def test_deciding_what_is_there_already_moves_nothing(observation: Observation) 
 
 
 @given(observation=running_clusters())
-@settings(deadline=None)
 def test_asking_whether_a_job_would_fit_grants_nothing(observation: Observation) -> None:
     budget = TentativePlacement(observation, keep_running=False)
     before = (budget.allocations(), budget.free())
@@ -189,7 +185,6 @@ def test_a_job_runs_only_on_accelerators_that_it_named() -> None:
     size=st.tuples(st.integers(1, 3), st.integers(0, 2)),
     coordinator=st.integers(0, 2),
 )
-@settings(deadline=None)
 def test_a_minimum_that_fits_in_any_way_is_granted(
     capacities: list[int], worker: int, ps: int, size: tuple[int, int], coordinator: int
 ) -> None:
@@ -244,7 +239,6 @@ def chosen_by_looking_at_every_node(
     grants=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), max_size=5),
     rule=st.sampled_from(["spread", "pack", "consolidate"]),
 )
-@settings(deadline=None)
 def test_the_node_for_a_task_is_the_one_that_a_look_at_every_node_finds(
     capacities: list[int], running: list[list[int]], grants: list[tuple[int, int]], rule: Rule
 ) -> None:
@@ -272,7 +266,6 @@ def test_the_node_for_a_task_is_the_one_that_a_look_at_every_node_finds(
     servers=st.lists(st.integers(0, 4), min_size=1, max_size=4),
     others=st.integers(0, 6),
 )
-@settings(deadline=None)
 def test_a_bundle_keeps_the_first_running_task_of_each_role_that_still_has_room(
     capacities: list[int], workers: list[int], servers: list[int], others: int
 ) -> None:

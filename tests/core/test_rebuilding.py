@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.core.cluster import Node
@@ -131,7 +131,6 @@ demands = st.builds(
 )
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     machines=st.lists(
         st.builds(Resources, st.sampled_from([4000, 8000]), st.just(500), st.sampled_from([0, 2000])), max_size=4

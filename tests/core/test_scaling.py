@@ -341,7 +341,7 @@ tasks_drawn = st.tuples(st.sets(st.integers(0, 3), min_size=1), st.sets(st.integ
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(  # a name that is taken again while the view that told its first owner to leave is still under way
     seed=608520,
     first=names("worker-3", "ps-1"),
@@ -403,7 +403,7 @@ def test_a_job_finishes_with_every_step_taken_once_whatever_is_resized_lost_or_l
     assert not any(twin.alive for twin in world.twins.values()), "nobody stays behind"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     first=tasks_drawn,
@@ -439,7 +439,7 @@ def test_no_order_of_good_byes_at_the_end_is_taken_for_a_crash(
     assert not any(twin.alive for twin in world.twins.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     wanted=tasks_drawn,
@@ -473,7 +473,7 @@ def test_a_death_at_any_moment_of_a_resize_ends_the_attempt_or_the_resize_but_ne
     assert not any(twin.alive for twin in world.twins.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     wanted=tasks_drawn,
@@ -522,7 +522,7 @@ def test_a_resize_whose_new_task_does_not_join_is_rolled_back_and_the_others_tra
     assert world.end == membership.End(Phase.FINISHED, "")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     wanted=st.sampled_from([names("ps-1", "worker-1"), names("ps-1", "ps-2", "worker-0", "worker-1")]),

@@ -219,7 +219,7 @@ class Cluster(RuleBasedStateMachine):
             assert step.target in [to for (source, _), to in LIFECYCLE.items() if source is step.source]
 
 
-Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestCluster = Cluster.TestCase
 
 

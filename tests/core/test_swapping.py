@@ -147,7 +147,7 @@ def test_nobody_is_stopped_for_a_place_that_is_gone_meanwhile() -> None:
     assert world.inbox == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_whatever_moves_are_decided_every_job_comes_to_its_type_and_no_node_is_overrun(data: st.DataObject) -> None:
     """Any number of swaps, cycles and chains over three types, with orders carried out in any order."""

@@ -435,7 +435,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(STEPS, max_size=14), st.sampled_from(["shadow", "at_once"]))
 def test_whatever_dies_and_whoever_orders_the_newest_order_that_can_be_done_decides(
     steps: list[Step], accept: str

@@ -211,7 +211,7 @@ def test_arrays_that_cannot_be_read_are_a_value_error(data: bytes) -> None:
         flower.read_reply(flower.from_bytes(flower.to_bytes(Message(whole, reply_to=message))))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(min_value=0), st.binary(max_size=4), st.integers(0, 20)), min_size=1, max_size=4))
 def test_an_answer_with_flipped_bytes_is_an_answer_or_a_value_error(
     changes: list[tuple[int, bytes, int]],

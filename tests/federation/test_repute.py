@@ -69,7 +69,7 @@ def test_whose_gradients_point_backwards_is_left_out_and_told_why(honest: int) -
     assert "point against the others' (cosine -0." in out[LIAR]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(0.2, 1.0), st.floats(0.0, 1.5), st.integers(2, 7))
 def test_an_odd_honest_cluster_is_not_left_out(share: float, noise: float, others: int) -> None:
     """Other jobs teach other things: that is what clusters learn together for."""
@@ -96,7 +96,7 @@ def test_a_gradient_of_zeros_says_nothing() -> None:
     assert ClusterName("idle") not in noted({}, updates, set())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.randoms(use_true_random=False))
 def test_reputes_are_the_same_in_whatever_order_updates_came(chance: random.Random) -> None:
     """A round that is replayed must leave out the same clusters."""

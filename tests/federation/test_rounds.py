@@ -414,7 +414,7 @@ def own_answer(core: Rounds, how: str) -> RoundEvent | None:
 
 
 @given(steps(), st.integers(1, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_comes_a_round_ends_once_and_only_good_updates_count(
     events: list[RoundEvent | str], quorum: int
 ) -> None:

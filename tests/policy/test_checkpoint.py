@@ -36,7 +36,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(position=st.integers(0, len(DATA) - 1), flip=st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
 def test_a_flipped_bit_anywhere_is_noticed(position: int, flip: int) -> None:
     """A cluster that decides with damaged weights would look healthy and be wrong."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.core.commands import AskPolicy
@@ -36,7 +36,6 @@ def answered(question: AskPolicy, name: str) -> Decision:
     return decision
 
 
-@settings(deadline=None)
 @given(observations(), st.sampled_from(HEURISTICS), st.booleans())
 def test_the_same_answer_is_worth_the_same_and_agrees(seen: Observation, name: str, keep_running: bool) -> None:
     """A candidate that copies the active policy must never be refused, nor be praised."""

@@ -77,7 +77,7 @@ def test_full_jobs_leave_the_window_and_the_next_one_moves_up() -> None:
     assert (window.mask == fresh.mask).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_window_that_is_kept_up_to_date_is_the_one_that_a_fresh_look_gives(data: st.DataObject) -> None:
     """Only what a grant changes is written anew; a number that stayed behind would mislead every choice after it."""

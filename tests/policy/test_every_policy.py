@@ -64,7 +64,7 @@ def used_per_node(seen: Observation, budget: TentativePlacement) -> dict[str, Re
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seen=observations(), keep_running=st.booleans())
 def test_an_answer_fits_nodes_and_limits_and_starts_whom_it_can(
     name: str, seen: Observation, keep_running: bool
@@ -90,7 +90,7 @@ def test_an_answer_fits_nodes_and_limits_and_starts_whom_it_can(
 
 
 @every_policy
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seen=observations(), order=st.randoms(use_true_random=False))
 def test_the_answer_depends_on_nothing_but_the_observation(name: str, seen: Observation, order: random.Random) -> None:
     """Replays and audits need the same answer again, also when records come back from the store in another order."""

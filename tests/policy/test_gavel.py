@@ -71,7 +71,7 @@ def every_share(jobs: int, types: int, steps: int) -> Iterator[Array]:
         yield np.array(shares, dtype=np.float64) / steps
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     worth=st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=2), min_size=2, max_size=3),
     gangs=st.lists(st.integers(1, 2), min_size=3, max_size=3),
@@ -234,7 +234,7 @@ def typed_observations(draw: st.DrawFn) -> Observation:
 
 
 @pytest.mark.parametrize("kind", [GavelMaxmin, GavelMakespan])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seen=typed_observations(), aware=st.booleans())
 def test_gangs_stay_on_one_type_and_no_type_idles_beside_a_job_that_fits(
     kind: Callable[[GavelOptions], Gavel], seen: Observation, aware: bool

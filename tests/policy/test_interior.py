@@ -74,7 +74,7 @@ def programs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     return worth[rows], loads[rows], rooms, able[rows]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(program=programs())
 def test_nothing_better_can_be_had_and_what_is_promised_can(
     program: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],

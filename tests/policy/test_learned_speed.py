@@ -237,7 +237,7 @@ def test_it_decides_the_same_under_any_hash_seed() -> None:
     assert told == {lived(1) + "\n"}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seeds=st.lists(st.integers(0, 99), min_size=2, max_size=4, unique=True), order=st.randoms(use_true_random=False))
 def test_clusters_that_merge_in_any_order_end_with_the_same_bytes(seeds: list[int], order: random.Random) -> None:
     """Federated learning of this policy is exact, so it can be audited: no order, no split changes a byte."""
@@ -272,7 +272,7 @@ def test_statistics_that_cannot_be_right_are_refused_with_the_cluster_that_sent_
 
 
 @given(seen=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_damaged_file_of_statistics_is_refused(seen: st.DataObject) -> None:
     """Half a file must never become half the knowledge without anybody noticing."""
     statistics = SpeedStatistics()

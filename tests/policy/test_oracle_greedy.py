@@ -48,7 +48,7 @@ def test_of_two_jobs_the_one_with_less_left_grows_first() -> None:
 
 
 @pytest.mark.parametrize("kind", [OracleGreedy, LowerBound])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seen=observations(), keep_running=st.booleans())
 def test_its_answers_fit_nodes_and_limits(
     kind: type[OracleGreedy] | type[LowerBound], seen: Observation, keep_running: bool

@@ -49,7 +49,7 @@ def permuted(seen: SetInputs, order: list[int]) -> SetInputs:
     return SetInputs(*(getattr(seen, name)[order] for name in SetInputs.__slots__))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seen=observations().filter(lambda seen: len(seen.jobs) > 1), chance=st.randoms(use_true_random=False))
 def test_permuting_the_jobs_permutes_the_answer(seen: Observation, chance: Random) -> None:
     """What a job gets must not hang on its place in a list."""
@@ -67,7 +67,7 @@ def test_permuting_the_jobs_permutes_the_answer(seen: Observation, chance: Rando
     assert np.allclose(one.urgency[order], other.urgency, atol=1e-4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seen=observations().filter(lambda seen: bool(seen.jobs)), seed=st.integers(0, 5))
 def test_a_choice_is_within_the_jobs_limits_as_far_as_the_grid_has_a_size_there(seen: Observation, seed: int) -> None:
     """An illegal choice would teach the network something that never happens."""

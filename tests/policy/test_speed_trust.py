@@ -129,7 +129,7 @@ def test_an_odd_honest_cluster_is_still_heard_about_what_it_shares_with_others()
     assert found == trusted(NOBODY, [*rest, honest_about("ab", 4)], 1)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.sets(st.sampled_from("abcd"), min_size=2), st.integers(0, 99)), min_size=3, max_size=7

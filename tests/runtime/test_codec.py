@@ -20,7 +20,7 @@ EVERYTHING = st.one_of([st.from_type(kind) for kind in (*Event.__args__, *Comman
 
 
 @given(message=EVERYTHING)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_every_event_and_command_survives_the_journal(message: Event | Command) -> None:
     """A field that does not come back makes a replay lie."""
     assert codec.load_tagged(json.loads(json.dumps(codec.dump_tagged(message)))) == message

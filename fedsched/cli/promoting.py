@@ -169,7 +169,6 @@ def _of_journal(journal: Path, policy: str, checkpoint: str) -> Comparison:
 
 def _row(item: Comparison) -> tuple[object, ...]:
     verdict = item.verdict
-    known = verdict.error is not None and verdict.cases > 0
     return (
         item.cluster,
         item.active,
@@ -179,7 +178,7 @@ def _row(item: Comparison) -> tuple[object, ...]:
         f"{item.valid / item.cases:.0%}" if item.cases else None,
         f"{item.agreement:.0%}" if item.valid else None,
         f"{item.candidate_worth:.3g}/{item.active_worth:.3g}" if item.valid else None,
-        f"{verdict.change:+.1%}±{verdict.error:.1%}" if known else None,
+        f"{verdict.change:+.1%}±{verdict.error:.1%}" if verdict.error is not None else None,
         f"{item.candidate_ms[0]:.3g}/{item.active_ms[0]:.3g}" if item.valid else None,
         span(time.time() - item.newest_s),
         "; ".join(filter(None, (verdict.why, item.problem))),

@@ -7,7 +7,7 @@ JobId = NewType("JobId", str)
 ClusterName = NewType("ClusterName", str)
 NodeName = NewType("NodeName", str)
 TaskName = NewType("TaskName", str)
-"""`worker-<index>` or `ps-<index>`; unique within one attempt of a job at any moment."""
+"""`worker-<index>`, `ps-<index>` or `coordinator`; unique within one attempt of a job at any moment."""
 NAME_PATTERN = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 """What clusters, jobs and federations may be called: they become parts of keys, of files and of host names."""
 

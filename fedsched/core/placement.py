@@ -617,6 +617,12 @@ def place(
 
     The world may have changed since the policy decided, and staying put may leave other holes than the policy's own
     order of grants; what does not fit any more is left out, never a part of a job's minimum.
+
+    Args:
+        allocations: what was decided; jobs that are not named get nothing.
+        keep_running: whether running tasks stay where they are.
+        accelerators: the type that a job's tasks are to run on; any where none is named.
+        rule: how nodes are chosen.
     """
     budget = TentativePlacement(observation, keep_running, rule)
     wanted = dict(allocations)

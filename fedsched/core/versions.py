@@ -223,7 +223,7 @@ class Offered(Record, frozen=True):
 
 
 class Arrived(Record, frozen=True):
-    """VersionName that were asked for are here; `why` says why they never will be."""
+    """Weights that were asked for are here; `why` says why they never will be."""
 
     now_s: float
     version: Version
@@ -307,7 +307,7 @@ class AcceptRule(Record, frozen=True):
     gate: GateRule = GateRule()
 
 
-_NOTHING_YET = GateVerdict(GateOutcome.UNDECIDED, 0, 0, 0.0, 0.0, "")
+_NOTHING_YET = GateVerdict(GateOutcome.UNDECIDED, 0, 0, 0.0, None, "")
 
 
 @dataclass(slots=True)
@@ -483,7 +483,7 @@ class Versions:
         return self._order(now_s, self._configured, Action.CONFIGURED, why)
 
     def _arrive(self, now_s: float, version: Version, why: str) -> list[VersionCommand]:
-        """VersionName have come, or never will; an order may have waited for them."""
+        """Weights have come, or never will; an order may have waited for them."""
         in_force = self._in_force
         if self._gone and in_force is not None and _names(in_force.version, version):
             self._gone = False

@@ -66,7 +66,16 @@ class _Ripening:
 
 
 class Learner:
-    """Turns a cluster's decisions and rewards into gradients. All methods may be called from any thread."""
+    """Turns a cluster's decisions and rewards into gradients. All methods may be called from any thread.
+
+    Args:
+        capacity: decisions that are remembered; the oldest give way.
+        prioritised: batches are drawn by surprise (DL2, section 4.3), not evenly.
+        entropy_weight: of the bonus for staying undecided.
+        baseline: what a return is compared with: the value network's guess, or the mean of what is remembered.
+        per_job: a choice earns the progress of the job that it was about, in place of the sum over all jobs.
+        discount: what a later slot's reward counts, per slot, in [0, 1).
+    """
 
     def __init__(
         self,

@@ -123,6 +123,7 @@ class SlotBatch:
     counts: torch.Tensor
     """(n, 1): jobs per slot."""
     features: torch.Tensor
+    """This and the next six as in `SetInputs`, with the jobs of all slots."""
     types: torch.Tensor
     typed: torch.Tensor
     ps_legal: torch.Tensor
@@ -131,13 +132,16 @@ class SlotBatch:
     workers_now: torch.Tensor
     """Present sizes as `with_stay` wants them: -1 also where another number of servers was chosen."""
     stay: torch.Tensor
-    """(m,)."""
+    """(m,): what staying is preferred by in each job's slot."""
     free: torch.Tensor
+    """(m,): whose size was the policy's to choose."""
     ps: torch.Tensor
+    """This and the next three as in `Choice`: what was chosen, and its log-probability then."""
     workers: torch.Tensor
     urgency: torch.Tensor
     chance: torch.Tensor
     rewards: torch.Tensor
+    """(m,): as in `Lived`."""
 
     def part(self, slots: torch.Tensor) -> tuple[SlotBatch, torch.Tensor]:
         """The jobs of some slots (indices, ascending), and their rows here."""

@@ -19,17 +19,19 @@ class Batch:
     """Transitions side by side, as the learner computes on them."""
 
     indices: NDArray[np.int64]
-    """Where they lie in the replay memory."""
+    """(n,): where they lie in the replay memory."""
     states: Array
     """(n, 6, J), raw."""
     masks: NDArray[np.bool_]
     """(n, 3J+1)."""
     actions: NDArray[np.int64]
+    """(n,): index of the action taken."""
     behaviour: Array
-    """Probability of the action under the policy that took it."""
+    """(n,): probability of the action under the policy that took it."""
     rewards: Array
+    """(n,): returns; without a discount the reward of the decision's own slot."""
     weights: Array
-    """Importance of each transition; all 1 where drawing was uniform."""
+    """(n,): importance of each transition; all 1 where drawing was uniform."""
 
 
 class Replay:

@@ -42,9 +42,12 @@ class QueueMemory(Record, frozen=True):
     """What `las2d` remembers."""
 
     queues: tuple[tuple[tuple[JobId, bool], ...], ...]
+    """From the most urgent queue: its jobs in order, with whether they ran when last seen."""
     discount: tuple[tuple[JobId, float], ...]
+    """GPU-seconds of service that a promotion has wiped out."""
     waiting_since_s: tuple[tuple[JobId, float], ...]
     asked_s: float
+    """When it was asked last; it moves nobody twice at one time."""
 
 
 class Las2d(Discipline):

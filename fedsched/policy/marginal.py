@@ -155,8 +155,10 @@ def staircase(
     """The best rate of a job, and its steps from an allocation, each worth no more than the one before.
 
     Args:
+        curve: rates of the jobs of its type.
         own: rates that are known, or reckoned, of this very job: they stand for those of the curve.
         scale: how fast the job is relative to the curve, where nothing is known of it.
+        start: workers and servers to begin from.
     """
     cells = [(w, p, own[w, p] if (w, p) in own else rate * scale) for w, p, rate in curve.stairs]
     listed = {(w, p) for w, p, _ in cells}

@@ -283,7 +283,7 @@ class SimulatedCluster:
         return self._term
 
     @property
-    def state(self) -> Scheduler | None:
+    def scheduler(self) -> Scheduler | None:
         """The living agent's scheduler."""
         return self._loop.scheduler if self._loop is not None else None
 

@@ -185,7 +185,7 @@ class Member:
     @property
     def alive(self) -> bool:
         """Whether there is an agent."""
-        return self._cluster is not None and self._cluster.state is not None
+        return self._cluster is not None and self._cluster.scheduler is not None
 
     def away(self, time_s: float) -> bool:
         """Whether the link to the cluster is cut at that time."""

@@ -65,7 +65,7 @@ class Router:
         return found.choice
 
     def _candidate(self, cluster: SimulatedCluster) -> routing.CandidateCluster:
-        scheduler = cluster.state
+        scheduler = cluster.scheduler
         if scheduler is None:
             return routing.CandidateCluster(cluster.name, None, reachable=False)
         state = scheduler.state

@@ -36,7 +36,7 @@ class SeedVerdict:
     clock: str
     plan: FaultPlan
     steps: int
-    """Events that the cluster's scheduler handled."""
+    """Events that the schedulers of its runs handled."""
     digest: str
     """Of the run's whole story; empty where it did not come to its end."""
     problem: str = ""

@@ -88,7 +88,7 @@ class World:
         self._plan_arrival()
         self.clock.run()
         for name in sorted(self.clusters):
-            scheduler = self.clusters[name].state
+            scheduler = self.clusters[name].scheduler
             if scheduler is not None:
                 scheduler.verify()
 
@@ -167,7 +167,7 @@ class Result:
 
     @property
     def average_jct_s(self) -> float:
-        """Mean over the jobs that are over."""
+        """Seconds, mean over the jobs that are over; NaN where none is."""
         times_s = [outcome.jct_s for outcome in self.outcomes]
         return sum(times_s) / len(times_s) if times_s else float("nan")
 

@@ -400,6 +400,7 @@ def test_a_candidate_that_cannot_run_is_told_of_and_does_not_stand_in_the_way() 
     agents.tell(CandidateFailed(2.0, gone, "cannot read checkpoint /gone"))
     assert agents.comparison is not None
     assert (agents.comparison.running, agents.comparison.problem) == (False, "cannot read checkpoint /gone")
+    assert (agents.comparison.cases, agents.comparison.verdict.error) == (0, None), "of no case no error is known"
     agents.offer(2)
     assert agents.shadow is not None
 

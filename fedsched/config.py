@@ -28,7 +28,7 @@ from fedsched.core.rounds import RoundRules
 from fedsched.core.versions import AcceptRule
 from fedsched.errors import InvalidConfiguration
 from fedsched.policy import plugins
-from fedsched.problems import ABSOLUTE, ABSOLUTE_OR_EMPTY, ADDRESS, KIND, NAME, NODE, problems
+from fedsched.problems import ABSOLUTE, ABSOLUTE_OR_EMPTY, ADDRESS, KIND, NAME, NODE, kind_or, problems
 
 Name = Annotated[str, Field(pattern=NAME)]
 NodeText = Annotated[str, Field(pattern=NODE)]
@@ -385,18 +385,13 @@ class RayExecutorConfig(AnyExecutorConfig):
     """`host:port` of the head, or `auto` for the Ray cluster that the agent's machine is part of."""
 
 
-def _executor_kind(value: Any) -> str:
-    kind = value.get("kind", "local") if isinstance(value, Mapping) else getattr(value, "kind", "local")
-    return f"{KIND}{kind}"
-
-
 ExecutorConfig = Annotated[
     Annotated[LocalExecutorConfig, Tag(f"{KIND}local")]
     | Annotated[SlurmExecutorConfig, Tag(f"{KIND}slurm")]
     | Annotated[KubernetesExecutorConfig, Tag(f"{KIND}kubernetes")]
     | Annotated[RayExecutorConfig, Tag(f"{KIND}ray")],
     Discriminator(
-        _executor_kind,
+        kind_or("local"),
         custom_error_type="unknown_kind",
         custom_error_message="there is no such kind of executor; kubernetes, local, ray or slurm was expected",
     ),

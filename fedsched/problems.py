@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, Tag, ValidationError
@@ -39,6 +39,16 @@ TYPES = {
     "tuple_type": "a list was expected",
     "dict_type": "names with values, as in {a: 1}, were expected",
 }
+
+
+def kind_or(default: str) -> Callable[[Any], str]:
+    """Makes what gives the tag of the member that is meant, by its `kind`; without one it is the default."""
+
+    def tag(value: Any) -> str:
+        kind = value.get("kind", default) if isinstance(value, Mapping) else getattr(value, "kind", default)
+        return f"{KIND}{kind}"
+
+    return tag
 
 
 def problems(kind: type[BaseModel], error: ValidationError) -> list[str]:

@@ -71,6 +71,10 @@ class Allocation(Record, frozen=True):
         return f"{self.workers}w+{self.ps}ps"
 
 
+NO_TASKS = Allocation()
+"""What a job has that does not run."""
+
+
 class TaskPlacement(Record, frozen=True, order=True):
     """One task and the node it runs on."""
 

@@ -70,6 +70,10 @@ class Resources(Record, frozen=True):
         return ", ".join(parts)
 
 
+NOTHING = Resources()
+"""No amount of anything."""
+
+
 def total(amounts: list[Resources]) -> Resources:
     """The sum of `amounts`; nothing for an empty list."""
     result = Resources()

@@ -13,9 +13,8 @@ from fedsched.core.decision import SpeedSample
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import Allocation, JobPhase, JobSpec, JobStatus, Placement, Trigger, members_of
 from fedsched.core.record import Record
-from fedsched.core.resources import OVERDRAWN, Resources, amount_of
+from fedsched.core.resources import NOTHING, OVERDRAWN, Resources, amount_of
 
-NOTHING = Resources()
 STORY_MAX = 20
 """So many transitions of a job are told again when something goes wrong with it."""
 IN_MOTION = frozenset({JobPhase.RESIZING, JobPhase.COMPLETING, JobPhase.PREEMPTING})

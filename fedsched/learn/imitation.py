@@ -8,13 +8,13 @@ would have waited there waits here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from fedsched.core.ids import JobId
-from fedsched.core.job import Allocation
+from fedsched.core.job import NO_TASKS, Allocation
 from fedsched.learn.clipped import Improver, Lived, SlotBatch, answers, batch_of
 from fedsched.learn.tensors import one_thread
 from fedsched.policy.learnable import Array
@@ -33,24 +33,13 @@ class Demonstration:
 
 def demonstration(sample: SlotSample, taught: Mapping[JobId, Allocation]) -> Demonstration:
     """What a teacher's allocations say about a slot; jobs that it gives nothing are in none of them."""
-    none = Allocation()
-    workers = np.array([taught.get(job_id, none).workers for job_id in sample.jobs])
-    ps = np.array([taught.get(job_id, none).ps for job_id in sample.jobs])
+    workers = np.array([taught.get(job_id, NO_TASKS).workers for job_id in sample.jobs])
+    ps = np.array([taught.get(job_id, NO_TASKS).ps for job_id in sample.jobs])
     zeros = np.zeros(len(sample.jobs))
     choice = Choice(nearest(ps), nearest(workers), zeros, zeros.astype(np.float32))
-    copied = SlotSample(
-        sample.slot,
-        sample.version,
-        sample.jobs,
-        sample.kinds,
-        sample.epochs,
-        sample.remaining,
-        sample.free,
-        sample.stay,
-        sample.seen,
-        choice,
+    return Demonstration(
+        Lived(replace(sample, choice=choice), zeros.astype(np.float32)), (workers > 0).astype(np.float32)
     )
-    return Demonstration(Lived(copied, zeros.astype(np.float32)), (workers > 0).astype(np.float32))
 
 
 def imitate(

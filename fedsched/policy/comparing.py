@@ -28,11 +28,9 @@ from fedsched.config import PolicyConfig
 from fedsched.core.commands import AskPolicy
 from fedsched.core.decision import Decision, Observation, Policy
 from fedsched.core.ids import JobId
-from fedsched.core.job import Allocation
+from fedsched.core.job import NO_TASKS, Allocation
 from fedsched.core.versions import Case
 from fedsched.policy import guardrail, registry
-
-NOTHING = Allocation()
 
 
 class Model(Protocol):
@@ -92,4 +90,4 @@ def _agreement(observation: Observation, one: Decision, other: Decision) -> floa
         return 1.0
     first, second = dict(one.allocations), dict(other.allocations)
     ids = [view.job_id for view in observation.jobs]
-    return sum(first.get(job_id, NOTHING) == second.get(job_id, NOTHING) for job_id in ids) / len(ids)
+    return sum(first.get(job_id, NO_TASKS) == second.get(job_id, NO_TASKS) for job_id in ids) / len(ids)

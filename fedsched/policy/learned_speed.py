@@ -50,7 +50,7 @@ from fedsched.config import Tree
 from fedsched.core.cluster import Node
 from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.ids import JobId, NodeName, stream
-from fedsched.core.job import Allocation, Range, allocation_of
+from fedsched.core.job import NO_TASKS, Allocation, Range, allocation_of
 from fedsched.core.packing import pack
 from fedsched.core.record import Record
 from fedsched.core.resources import Resources, total
@@ -69,12 +69,11 @@ from fedsched.policy.marginal import (
     staircase,
     urgency,
 )
+from fedsched.policy.optimus import EPOCHS_PER_S_MIN
 from fedsched.policy.remembering import recall
 from fedsched.policy.speed_model import FORGOTTEN, Belief, Floats, Kind, SpeedModel, Surface
 from fedsched.policy.speed_trust import trusted
 
-SLOW_MIN = 1e-9
-"""Epochs per second; a slower job (an epoch in thirty years) stood still for a reason of its own."""
 NEW_CELLS = 8
 """A class that was seen in fewer cells is new: it is explored twice as boldly."""
 DOUBLING_SLOTS = 5
@@ -114,7 +113,6 @@ class LearnedSpeedOptions(Tree):
     """What was observed counts half when it is so old."""
 
 
-NOTHING = Allocation()
 _Alike = tuple[Kind, Range, Range, Resources, Resources]
 """What jobs that share a curve have in common."""
 
@@ -128,7 +126,7 @@ class _Memory:
     progress: float = 0.0
     attained_s: float = 0.0
     time_s: float = 0.0
-    asked: Allocation = NOTHING
+    asked: Allocation = NO_TASKS
     """What it was given in the slot before."""
     idle_slots: int = 0
     asked_of: tuple[Curve, float, dict[Cell, float], Cell] | None = None
@@ -388,7 +386,7 @@ class LearnedSpeed:
         decision = Decision(observation.slot, budget.allocations(), self.name, self.version)
         given = dict(decision.allocations)
         for view in views:
-            self._jobs[view.job_id].asked = given.get(view.job_id, Allocation())
+            self._jobs[view.job_id].asked = given.get(view.job_id, NO_TASKS)
         return decision
 
     def worth(self, observation: Observation, allocations: Iterable[tuple[JobId, Allocation]]) -> float:
@@ -398,7 +396,7 @@ class LearnedSpeed:
         given = dict(allocations)
         total = 0.0
         for view in observation.jobs:
-            size = given.get(view.job_id, NOTHING)
+            size = given.get(view.job_id, NO_TASKS)
             if not size.workers:
                 continue
             curve, own, scale = self._believe(view)
@@ -493,7 +491,7 @@ class LearnedSpeed:
         before = memory.view
         if before is None or before.speeds != view.speeds:
             for sample in view.speeds:
-                if sample.workers and sample.epochs_per_s >= SLOW_MIN:
+                if sample.workers and sample.epochs_per_s >= EPOCHS_PER_S_MIN:
                     at = (sample.workers, sample.ps, sample.accelerator)
                     self._count(memory, view.job_type, at, sample.epochs_per_s, observation.time_s)
         passed_s, done = observation.time_s - memory.time_s, view.progress_epochs - memory.progress
@@ -503,7 +501,7 @@ class LearnedSpeed:
         if held != memory.asked or not held.workers:
             return
         at = (held.workers, held.ps, self._cluster.accelerator(view))
-        if at not in memory.shown and done / passed_s >= SLOW_MIN:
+        if at not in memory.shown and done / passed_s >= EPOCHS_PER_S_MIN:
             self._count(memory, view.job_type, at, done / passed_s, observation.time_s)
 
     def _hear_last(self, memory: _Memory, taken_s: float, observation: Observation) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsched.core.decision import Budget, JobView
-from fedsched.core.job import Allocation, allocation_of
+from fedsched.core.job import NO_TASKS, allocation_of
 from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
@@ -45,7 +45,6 @@ HORIZONS_SLOTS = (10, 5, 2, 1)
 """An allocation is expected to last for the largest of these numbers of slots that the job still needs: few numbers, so
 that steps need not be reckoned anew in every slot."""
 
-NOTHING = Allocation()
 Cell = tuple[int, int]
 """Workers and parameter servers."""
 
@@ -269,7 +268,7 @@ class _Room:
         ]
         held = dict(budget.allocations())
         for wish in wishes:
-            have = held.pop(wish.view.job_id, NOTHING)
+            have = held.pop(wish.view.job_id, NO_TASKS)
             self._have.append((have.workers, have.ps))
         self._goals = list(self._have)
         for number, (workers, ps) in enumerate(self._have):

@@ -34,7 +34,7 @@ PRIOR_WEIGHT = 0.01
 
 EPOCH_S_MIN = 1e-9
 EPOCHS_PER_S_MIN = 1e-9
-"""A slower job (an epoch in thirty years) stood still for a reason that says nothing about its allocation."""
+"""A job that was slower (an epoch in thirty years) stood still for a reason that says nothing about its allocation."""
 
 
 def terms(workers: int, ps: int) -> NDArray[np.float64]:

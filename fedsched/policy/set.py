@@ -44,13 +44,12 @@ from fedsched.core.job import Allocation, allocation_of
 from fedsched.core.resources import OVERDRAWN, Resources, amount_of
 from fedsched.policy.heuristics import by_arrival
 from fedsched.policy.learnable import Array, Arrays, Weighted, fresh
+from fedsched.policy.optimus import EPOCHS_PER_S_MIN
 
 # --- The shape of the problem ------------------------------------------------------------------------------------
 
 UNKNOWN = "unknown"
 """The type of jobs that were given none: they need not be alike."""
-SLOW_MIN = 1e-9
-"""Epochs per second; a slower job (an epoch in thirty years) stood still for a reason of its own."""
 SHARE_MAX = 100.0
 """A task that the cluster cannot hold at all counts as so many clusters."""
 COUNTS: NDArray[np.int64] = np.array([*range(17), 20, 24, 32, 48, 64, 96, 128, 192, 256, 512])
@@ -188,7 +187,7 @@ def _fastest_by_type(views: Sequence[JobView]) -> dict[str, tuple[float, int, in
         kind = _kind(view)
         for sample in view.speeds:
             seen = (sample.epochs_per_s, sample.workers, sample.ps)
-            if seen > best.get(kind, (SLOW_MIN, 0, 0)):
+            if seen > best.get(kind, (EPOCHS_PER_S_MIN, 0, 0)):
                 best[kind] = seen
     return best
 

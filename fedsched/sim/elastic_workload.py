@@ -18,7 +18,7 @@ from pydantic import Field
 from fedsched.config import Tree
 from fedsched.core.ids import JobId, stream
 from fedsched.core.job import Allocation, JobSpec, Range
-from fedsched.core.resources import Resources
+from fedsched.core.resources import NOTHING, Resources
 from fedsched.policy.optimus import SpeedCurve
 from fedsched.sim.dl2_workload import CLASSES, job_of
 from fedsched.sim.ports import Setting, SimulatedJob
@@ -32,7 +32,6 @@ ACCELERATOR = "A100"
 GPUS_PER_NODE = 8
 ONE_EACH = Allocation(1, 1)
 WORKER = Resources(cpu_milli=4000, gpu_milli=1000)
-NOTHING = Resources()
 
 
 class ElasticWorkloadConfig(Tree):

@@ -27,7 +27,7 @@ from fedsched.core.job import LENGTH_MAX_S, Allocation
 from fedsched.core.packing import pack
 from fedsched.errors import InvalidConfiguration, InvalidInput, NotFound
 from fedsched.policy import plugins
-from fedsched.problems import KIND, LABEL
+from fedsched.problems import KIND, LABEL, kind_or
 from fedsched.sim.cluster import Rules
 from fedsched.sim.datafiles import resolve
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
@@ -78,12 +78,6 @@ def _beside(policies: dict[str, PolicyConfig], info: ValidationInfo) -> dict[str
 
 def _folder(info: ValidationInfo) -> Path:
     return Path(info.context[FOLDER]) if info.context else Path()
-
-
-def _kind(value: Any) -> str:
-    """Which kind of workload is meant: the drawn mix where the file says nothing."""
-    kind = value.get("kind", "mix") if isinstance(value, Mapping) else getattr(value, "kind", "mix")
-    return f"{KIND}{kind}"
 
 
 # What is declared.
@@ -149,7 +143,7 @@ WorkloadFile = Annotated[
     | Annotated[FittedWorkloadConfig, Tag(f"{KIND}fitted")]
     | Annotated[LocalWorkloadsConfig, Tag(f"{KIND}local")],
     Discriminator(
-        _kind,
+        kind_or("mix"),
         custom_error_type="unknown_kind",
         custom_error_message="there is no such kind of workload; "
         "dl2, elastic, fitted, local, mix (or no kind) or trace was expected",

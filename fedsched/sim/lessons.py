@@ -16,16 +16,12 @@ from fedsched.sim.comparing import Arm, Interval, interval
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.running import Request, whole_jct_slots
 from fedsched.sim.seeds import HELD_OUT_OFFSET, apart
+from fedsched.sim.training_config import ALL, LOOK
 from fedsched.sim.workers import INTERRUPTED, Share
 
 if TYPE_CHECKING:
     from fedsched.sim.speed_training import Run
     from fedsched.sim.teaching import Recipe, TrainingState
-
-LOOK = "jct_slots."
-"""What the names of a look's figures begin with, in a training's log."""
-ALL = "all"
-"""What they end with for all clusters together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import structs
 from pydantic import Discriminator, Field, Tag
 
 from fedsched.config import Name, Tree
 from fedsched.core.ids import JobId
-from fedsched.problems import KIND
+from fedsched.problems import KIND, kind_or
 from fedsched.sim.dl2_workload import Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.ports import SimulatedJob, Workload
 from fedsched.sim.seeds import apart
@@ -25,15 +25,10 @@ class LocalDl2Config(Dl2WorkloadConfig):
     kind: Literal["dl2"]
 
 
-def _kind(value: Any) -> str:
-    kind = value.get("kind", "mix") if isinstance(value, Mapping) else getattr(value, "kind", "mix")
-    return f"{KIND}{kind}"
-
-
 LocalWorkload = Annotated[
     Annotated[WorkloadConfig, Tag(f"{KIND}mix")] | Annotated[LocalDl2Config, Tag(f"{KIND}dl2")],
     Discriminator(
-        _kind,
+        kind_or("mix"),
         custom_error_type="unknown_kind",
         custom_error_message="there is no such kind of local workload; dl2 or mix (or no kind) was expected",
     ),

@@ -16,6 +16,7 @@ from fedsched.core.job import JobSpec, Range
 from fedsched.core.resources import Resources
 from fedsched.policy import plugins
 from fedsched.sim.cluster import Rules, Setup
+from fedsched.sim.counting import Steps
 from fedsched.sim.dl2_workload import NODE, Dl2Workload, Dl2WorkloadConfig
 from fedsched.sim.ports import SimulatedJob, TrueSpeeds
 from fedsched.sim.speeds.config import AnalyticConfig
@@ -136,17 +137,6 @@ CASES: dict[str, _Case] = {
 DEFAULT = tuple(name for name in CASES if name != "million")
 
 
-class _Steps:
-    """Counts events."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def observe(self, event: Event, commands: object) -> None:
-        """Count one."""
-        self.count += 1
-
-
 def measure(names: Iterable[str] = DEFAULT, tell: Callable[[str], None] = lambda _: None) -> tuple[Pace, ...]:
     """Run the cases, each in a process of its own so that none inherits another's memory."""
     found = []
@@ -159,7 +149,7 @@ def measure(names: Iterable[str] = DEFAULT, tell: Callable[[str], None] = lambda
 
 def run(name: str) -> Pace:
     """Run one case in this process."""
-    case, steps = CASES[name], _Steps()
+    case, steps = CASES[name], Steps()
     begun_s = time.process_time()
     world = case.world(case.policy, steps.observe)
     world.run()

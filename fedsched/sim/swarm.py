@@ -5,11 +5,11 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from fedsched.core.events import Event
 from fedsched.core.ids import stream
 from fedsched.policy.registry import HEURISTICS, heuristic
 from fedsched.sim.cluster import Rules
 from fedsched.sim.collecting import Collector
+from fedsched.sim.counting import Steps
 from fedsched.sim.faults import FaultPlan, Faults, FaultyPolicy, draw_plan
 from fedsched.sim.judges import Judges
 from fedsched.sim.workers import Share
@@ -61,7 +61,7 @@ def judge_seed(seed: int, progress: Share = lambda _: None) -> SeedVerdict:
         costs=USUAL_COSTS,
         keep_running=draw() < 0.5,
     )
-    steps = _Steps()
+    steps = Steps()
     digest, problem = "", ""
     try:
         digest = _run(scenario, plan, name, rules, steps)
@@ -78,7 +78,7 @@ def lost_verdict(seed: int, why: str) -> SeedVerdict:
     return SeedVerdict(seed, "?", "?", FaultPlan(seed), 0, "", why)
 
 
-def _run(scenario: Scenario, plan: FaultPlan, name: str, rules: Rules, steps: _Steps) -> str:
+def _run(scenario: Scenario, plan: FaultPlan, name: str, rules: Rules, steps: Steps) -> str:
     judges, collector = Judges(), Collector()
     policy = heuristic(name)
     result = run_scenario(
@@ -94,22 +94,9 @@ def _run(scenario: Scenario, plan: FaultPlan, name: str, rules: Rules, steps: _S
     return result.digest
 
 
-def _run_federated(seed: int, steps: _Steps) -> str:
+def _run_federated(seed: int, steps: Steps) -> str:
     """The same seed once more, with clusters that learn together."""
     from fedsched.sim.federation_swarm import run_federation, usual_rules  # loads torch, which takes a second
 
     rules = usual_rules(stream(seed, "swarm/federated/rules").random, SLOTS_MAX)
     return run_federation(seed, rules, jobs=FEDERATED_JOBS, until_s=PLANNED_S, observers=(steps.observe,))
-
-
-class _Steps:
-    """Counts events."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.now_s = 0.0
-
-    def observe(self, event: Event, commands: object) -> None:
-        """Count one."""
-        self.count += 1
-        self.now_s = event.time_s

@@ -38,12 +38,11 @@ from fedsched.sim.federation_config import FederationSectionConfig
 from fedsched.sim.results import RunResult
 from fedsched.sim.running import Pupil, Request, Teachers, perform
 from fedsched.sim.seeds import HELD_OUT_OFFSET, apart
+from fedsched.sim.training_config import ALL, LOOK
 from fedsched.sim.workers import INTERRUPTED
 from fedsched.sim.world import World
 
 Mode = Literal["online", "federated"]
-ALL = "all"
-"""What stands in a row for all clusters together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +233,8 @@ class Training:
         due = state.episodes % recipe.validate_every == 0 or state.episodes == episodes
         if due and recipe.validation_seeds:
             row.update(self.look(self.deciding()))
-            jct = row["jct_slots.all"]
-            if not state.best or jct < state.best["jct_slots.all"]:
+            jct = row[f"{LOOK}{ALL}"]
+            if not state.best or jct < state.best[f"{LOOK}{ALL}"]:
                 state.best = dict(row)
                 state.best_arrays = [standing.active.checkpoint.arrays for standing in state.standings]
         state.rows.append(row)
@@ -265,7 +264,7 @@ class Training:
                 rows = result.jobs.succeeded & (of == name)
                 if rows.any():
                     sums.setdefault(name, []).append(float(jct[rows].mean()))
-        return {f"jct_slots.{name}": sum(values) / len(values) for name, values in sums.items()}
+        return {f"{LOOK}{name}": sum(values) / len(values) for name, values in sums.items()}
 
     def deciding(self) -> dict[ClusterName, Checkpoint]:
         """What each cluster decides with now."""

@@ -9,6 +9,11 @@ from pydantic import Field, StringConstraints, model_validator
 
 from fedsched.config import LearningConfig, PromotionConfig, Tree
 
+LOOK = "jct_slots."
+"""What the names of a look's figures begin with, in a training's log."""
+ALL = "all"
+"""What they end with for all clusters together."""
+
 Start = Annotated[str, StringConstraints(pattern=r"^(builtin|scratch|.+\.safetensors)$")]
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TASKS_MAX, JobSpec, Range
-from fedsched.core.resources import Resources
+from fedsched.core.resources import NOTHING, Resources
 from fedsched.errors import InvalidTrace
 from fedsched.sim.ports import Setting, SimulatedJob
 from fedsched.sim.traces.record import TraceJob
@@ -18,7 +18,6 @@ RIGID, ELASTIC = "rigid", "elastic"
 MILLI = 1000
 MIB_PER_GIB = 1024
 NO_TASKS = Range(0, 0)
-NOTHING = Resources()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from fedsched.config import COMBINED
 from fedsched.controller.cache import Cache
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
@@ -43,7 +44,7 @@ class Promoting:
 
         Raises:
             NotFound: there is no such cluster or version.
-            InvalidInput: they are not of the policy that the cluster runs.
+            InvalidInput: they are not of the policy that the cluster runs, or it has none.
             Conflict: another order came in between.
             CorruptRecord: what etcd holds of the version cannot be read.
         """
@@ -53,6 +54,12 @@ class Promoting:
                 f"cluster {cluster} runs policy {record.policy}; weights of {weights.policy} do not fit",
                 f"set policy.name to {weights.policy} in its agent's configuration, or compare the two first: "
                 f"fedsched policy shadow {cluster} --policy {weights.policy}",
+            )
+        if record.policy not in COMBINED:
+            raise InvalidInput(
+                f"cluster {cluster} runs policy {record.policy}, which has no weights to promote",
+                f"compare another policy first: fedsched policy shadow {cluster} --policy {COMBINED[1]}; then set "
+                "policy.name in its agent's configuration",
             )
         version = self._version(record.policy, weights)
         return self._order(cluster, version, Action.PROMOTED, by, why, pinned=not weights.newest)

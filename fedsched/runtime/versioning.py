@@ -28,6 +28,7 @@ from fedsched.core.versions import (
     VersionEvent,
     Versions,
 )
+from fedsched.errors import FedschedError
 
 
 class NotHere(Exception):
@@ -96,6 +97,8 @@ class VersionLoop:
             digest = self._ports.install(version)
         except NotHere as problem:
             return InstallDelayed(self._ports.now_s(), seq, str(problem))
+        except FedschedError as problem:
+            return InstallFailed(self._ports.now_s(), seq, problem.message)
         except ValueError as problem:
             return InstallFailed(self._ports.now_s(), seq, str(problem))
         return Installed(self._ports.now_s(), seq, digest)

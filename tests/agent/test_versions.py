@@ -64,7 +64,7 @@ def store() -> Iterator[Fickle]:
     memory.close()
 
 
-def config_of(home: Path, **fields: str) -> AgentConfig:
+def config_of(home: Path, **fields: object) -> AgentConfig:
     plain = {
         "cluster": "east",
         "state_dir": str(home),
@@ -79,7 +79,7 @@ def config_of(home: Path, **fields: str) -> AgentConfig:
 class Agent:
     """The part of an agent that has to do with versions."""
 
-    def __init__(self, store: Fickle, home: Path, term: int = 3, **fields: str) -> None:
+    def __init__(self, store: Fickle, home: Path, term: int = 3, **fields: object) -> None:
         config = config_of(home, **fields)
         self.policy = registry.make(config.policy)
         self.versions = LiveVersions(config, store, self.policy, term)
@@ -197,6 +197,25 @@ def test_a_checkpoint_that_is_no_file_of_weights_is_refused_and_not_read(
         store.commit((), (Put(keys.candidate(EAST), codec.dumps(wish)),))
         eventually(lambda: str(path) in compared(store), "the comparison says why there is none")
     assert agent.digest == SHIPPED.digest
+    agent.versions.close()
+
+
+@pytest.mark.parametrize("policy", ["drf", "fifo", "constant"])
+@pytest.mark.parametrize("source", ["builtin", "a file"])
+def test_an_order_for_a_policy_without_weights_is_refused_and_the_agent_lives(
+    store: Fickle, tmp_path: Path, policy: str, source: str
+) -> None:
+    """One word too many on the command line ended the agent of a cluster that ran a heuristic."""
+    weights = tmp_path / "weights.safetensors"
+    shutil.copyfile(checkpoint.BUILTIN, weights)
+    version = Version(policy, checkpoint=str(weights) if source == "a file" else source)
+    agent = Agent(store, tmp_path / "home", policy={"name": policy})
+    eventually(lambda: len(orders(store)) == 1, "the first order is kept")
+    for seq in (2, 3):  # whoever refused one is there for the next
+        order = Promotion(EAST, seq, version, Action.PROMOTED, "ana", 0.0, "")
+        store.commit((), (Put(keys.promotion(EAST, seq), codec.dumps(order)),))
+        eventually(lambda: orders(store)[-1].state is State.REFUSED, "the order is refused")
+        assert f"policy {policy} has no weights" in orders(store)[-1].message
     agent.versions.close()
 
 

@@ -160,11 +160,24 @@ class PolicyConfig(Tree):
     """Sample actions (needed to learn on line) instead of taking the likeliest."""
 
 
+class OwnTrackConfig(Tree):
+    """How a cluster learns by itself beside the federation: the same words as for rounds, see `RoundConfig`."""
+
+    batch_size: int = Field(default=256, ge=1)
+    samples_min: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=1e-4, gt=0)
+    half_after: float | None = Field(default=None, gt=0)
+
+
 class PromotionConfig(Tree):
     """What an agent does with new versions that the federation makes of its policy."""
 
-    accept: Literal["shadow", "at_once"] = "shadow"
-    """`shadow`: compare each with the one that decides, and promote it if it does no harm; `at_once`: promote all."""
+    accept: Literal["shadow", "at_once", "own_track"] = "shadow"
+    """`shadow`: compare each with the one that decides, and promote it if it does no harm; `at_once`: promote all;
+    `own_track`: promote all, and learn alone beside it: what was learnt alone decides where the federation's does harm
+    compared with it. For `dl2` and `set`; any other policy takes it for `at_once`."""
+    own: OwnTrackConfig = OwnTrackConfig()
+    """How the cluster learns alone, with `own_track`."""
     margin: float = Field(default=0.02, ge=0, lt=1)
     """So much worse, by estimated progress, still counts as no harm."""
     slots_min: int = Field(default=20, ge=2)

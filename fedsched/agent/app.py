@@ -51,6 +51,7 @@ from fedsched.federation.source import Hello
 from fedsched.learn import kinds
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.own_track import OwnTrack
 from fedsched.policy import guardrail, registry
 from fedsched.policy.disciplines import ranks
 from fedsched.policy.learnable import Learnable
@@ -146,7 +147,7 @@ class Agent:
         undo.callback(ledger.close)
         versions = LiveVersions(config, store, policy, self._term)
         undo.callback(versions.close)
-        learner = kinds.learner_for(policy, config.learning, RoundConfig().batch_size)
+        learner = self._teacher(policy, versions)
         deciding = DecidingPolicy(
             self._inbox.post,
             policy,
@@ -265,6 +266,16 @@ class Agent:
             return read_logs(partial(executor.log_files, job_id), is_live, follow, before)
 
         return read
+
+    def _teacher(self, policy: Policy, versions: LiveVersions) -> ClusterLearner | None:
+        """What learns from this cluster's slots."""
+        config = self._config
+        # Who takes part in no federation has nothing to learn beside.
+        promotion = config.promotion if config.aggregator is not None else kinds.AT_ONCE
+        learner = kinds.learner_for(policy, config.learning, RoundConfig().batch_size, promotion)
+        if isinstance(learner, OwnTrack) and isinstance(policy, Learnable):
+            learner.join(policy, versions.offered)
+        return learner
 
     def _exchange(
         self, policy: Policy, learner: ClusterLearner | None, versions: LiveVersions

@@ -121,7 +121,7 @@ class LiveVersions:
             request(number)
 
     def offered(self, version: Version, data: bytes) -> None:
-        """The federation has made a version; from any thread."""
+        """The federation has made a version, or the own track has; from any thread."""
         self._events.put(_Received(version, data, "", offered=True))
 
     def requested(self, offer: PolicyOffer, missing: str) -> None:
@@ -192,6 +192,8 @@ class LiveVersions:
         now_s = self.now_s()
         if received.offered and not missing:
             self._loop.handle(Offered(now_s, version))
+            if version.own:
+                self._tidy()  # one comes in every slot, and few of them ever decide
         else:
             # An order that waited for what came and cannot be kept is refused: nobody would send it again.
             self._loop.handle(Arrived(now_s, version, missing))
@@ -330,6 +332,8 @@ class LiveVersions:
         """
         if version.digest and self._place(version.digest).exists():
             return self._place(version.digest)
+        if version.own:
+            raise ValueError(f"{version} is not here any more, and nobody else ever had it")
         if version.checkpoint:
             return _shipped(version.policy) if version.checkpoint == "builtin" else Path(version.checkpoint)
         if not version.version:

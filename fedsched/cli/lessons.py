@@ -11,7 +11,17 @@ import typer
 from fedsched.cli.output import table
 from fedsched.cli.sim import Selection
 from fedsched.sim.comparing import Interval, Summary
-from fedsched.sim.lessons import Lesson, Taught, TeachingProgress, lessons_of, progress_of, teach, untaught
+from fedsched.sim.lessons import (
+    Lesson,
+    Needed,
+    Ratio,
+    Taught,
+    TeachingProgress,
+    lessons_of,
+    progress_of,
+    teach,
+    untaught,
+)
 from fedsched.sim.sweep import Engine, make_all
 
 Progressing = Callable[[int, str], AbstractContextManager[Callable[[float], None]]]
@@ -38,6 +48,11 @@ def plain_lessons(plans: Sequence[Selection], taught: Sequence[Taught]) -> list[
     return [one.plain(qualities[one.arm.experiment]) for one in taught]
 
 
+def plain_progress(plans: Sequence[Selection], taught: Sequence[Taught]) -> list[dict[str, Any]]:
+    """What `show_lessons` shows, as data."""
+    return [one.plain() for one in progress_of(taught, _qualities(plans))]
+
+
 def show_lessons(plans: Sequence[Selection], taught: Sequence[Taught]) -> None:
     """A line per policy that was taught; nothing where none was."""
     shown = progress_of(taught, _qualities(plans))
@@ -45,8 +60,9 @@ def show_lessons(plans: Sequence[Selection], taught: Sequence[Taught]) -> None:
         return
     asked = any(_qualities(plans).values())
     print("\nwhile they were taught, JCT in slots on further held-out jobs:")
-    columns = ("POLICY", "TRAININGS", "SLOTS", "START", "LOWEST", "LAST", *(("GOOD ENOUGH AFTER",) if asked else ()))
-    table(columns, [(*_cells(one), *((_needed(one),) if asked else ())) for one in shown])
+    more = ("GOOD ENOUGH AFTER", "TO THE FIRST", "FOR GOOD AFTER", "TO THE FIRST") if asked else ()
+    columns = ("POLICY", "TRAININGS", "SLOTS", "START", "LOWEST", "LAST", *more)
+    table(columns, [(*_cells(one), *(_all_needed(one) if asked else ())) for one in shown])
 
 
 def _cells(one: TeachingProgress) -> tuple[object, ...]:
@@ -54,10 +70,24 @@ def _cells(one: TeachingProgress) -> tuple[object, ...]:
     return (one.arm.policy, one.trainings, f"{one.slots:.0f}", *looks)
 
 
-def _needed(one: TeachingProgress) -> str:
-    if one.to_quality is not None:
-        return f"{_figure(one.to_quality, 0)} slots"
-    return f"{one.reached} of {one.trainings} trainings" if one.reached else "never"
+def _all_needed(one: TeachingProgress) -> tuple[str | None, ...]:
+    return _needed(one.to_quality), _ratio(one.ratio), _needed(one.for_good), _ratio(one.ratio_for_good)
+
+
+def _needed(needed: Needed | None) -> str | None:
+    if needed is None:
+        return None
+    if needed.mean is not None:
+        return f"{_figure(needed.mean, 0)} slots"
+    return f"{needed.reached} of {len(needed.slots)} trainings" if needed.reached else "never"
+
+
+def _ratio(ratio: Ratio | None) -> str | None:
+    """With its interval."""
+    if ratio is None:
+        return None
+    spread = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{ratio.bound} {ratio.mean:.2f}{spread}".strip()
 
 
 def _figure(figure: Interval, digits: int = 2) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from fedsched.cli.federated import show_federations
-from fedsched.cli.lessons import give_lessons, plain_lessons, show_by_cluster, show_lessons
+from fedsched.cli.lessons import give_lessons, plain_lessons, plain_progress, show_by_cluster, show_lessons
 from fedsched.cli.output import span, table
 from fedsched.cli.sim import Selection
 from fedsched.errors import Failed, InvalidInput
@@ -113,6 +113,7 @@ def carry_out(
             plain = _plain(runs, compared, paired=paired)
             if taught:
                 plain["training"] = plain_lessons(plans, taught)
+                plain["progress"] = plain_progress(plans, taught)
             print(json.dumps(plain, indent=2))
         else:
             summaries = summarise(runs)

@@ -6,6 +6,14 @@ counts. It is `pending` until its weights are in force, then `active`; an agent 
 
 A candidate in shadow is asked what the active version is asked, and nothing that it says is acted on. Who is promoted
 by hand stays: the federation's versions are accepted again after a promotion to the newest one.
+
+A cluster may have two tracks: the federation's versions, and those of its own, which it learns by itself from the same
+slots as if there were nobody else. New versions of the track that decides are taken at once, so nobody waits; one of
+the other track is in the shadow, and the tracks change places when the gate says so. It is always asked the same: does
+the federation's do harm, compared with the cluster's own? So who gains from the others has all of it, and who would
+be better off alone is, up to the gate's margin. (Ditto, Li et al., ICML 2021, and APFL, Deng et al., 2020, keep a
+model of each cluster's own beside the common one, too; they mix both, which promises nothing where the common one is
+bad.)
 """
 
 from __future__ import annotations
@@ -26,6 +34,8 @@ HISTORY_KEPT = 100
 """Older orders are forgotten."""
 REFUSED_KEPT = 50
 """Versions that were refused and are not tried again when they are offered again."""
+OWN = "own track"
+"""Stands where the file of a version is named: the cluster has learned it by itself, beside the federation."""
 
 
 class Version(Record, frozen=True):
@@ -37,12 +47,19 @@ class Version(Record, frozen=True):
     digest: str = ""
     """Of the weights; empty while nobody has looked."""
     checkpoint: str = ""
-    """File on the agent's machine, or `builtin`; empty for a version of the federation."""
+    """File on the agent's machine, `builtin` or `OWN`; empty for a version of the federation."""
 
     def __str__(self) -> str:
         if self.version:
             return f"{self.policy} v{self.version}"
+        if self.own:
+            return f"{self.policy} of its own track"
         return f"{self.policy} of {self.checkpoint}" if self.checkpoint else self.policy
+
+    @property
+    def own(self) -> bool:
+        """Whether the cluster has learned it by itself."""
+        return self.checkpoint == OWN
 
     def same(self, other: Version) -> bool:
         """Whether both are the same weights, as far as is known."""
@@ -216,7 +233,7 @@ class InstallDelayed(Record, frozen=True):
 
 
 class Offered(Record, frozen=True):
-    """The federation has made a new version, and its weights are here."""
+    """The federation has made a new version, or the cluster one of its own, and its weights are here."""
 
     now_s: float
     version: Version
@@ -302,8 +319,9 @@ VersionCommand = KeepPromotion | Install | RunShadow | KeepComparison
 class AcceptRule(Record, frozen=True):
     """What becomes of the federation's new versions."""
 
-    accept: Literal["shadow", "at_once"] = "shadow"
-    """Compare them first and promote those that do no harm, or promote all of them."""
+    accept: Literal["shadow", "at_once", "own_track"] = "shadow"
+    """Compare them first and promote those that do no harm; promote all of them; or promote all of them unless they do
+    harm compared with what the cluster learns by itself."""
     gate: GateRule = GateRule()
 
 
@@ -338,8 +356,9 @@ class Versions:
         self._in_force: Promotion | None = None
         self._gone = False
         """The weights of `_in_force` are not here: the configured ones decide in their place."""
-        self._waiting: Version | None = None
-        """The federation's newest version, while an order or another candidate is in its way."""
+        self._waiting: dict[bool, Version] = {}
+        """The newest version of the federation, and the own one (under True), while an order or another candidate is in
+        its way."""
         self._shadow: _Shadow | None = None
         self._refused: list[str] = []
         """Digests of versions that the gate refused, oldest first."""
@@ -409,7 +428,7 @@ class Versions:
                 compared is not None
                 and compared.candidate == event.candidate
                 and in_force is not None
-                and compared.active.same(in_force.version)
+                and self._still(compared.active, in_force)
             )
             commands += self._start(event.now_s, event.candidate, event.cases if goes_on else ())
         return commands
@@ -450,7 +469,8 @@ class Versions:
             self._gone = False  # what was in force before the agent's start is so again
             return []
         version = replace(promotion.version, digest=digest)
-        before = self._in_force.seq if self._in_force is not None else 0
+        replaced = self._in_force
+        before = replaced.seq if replaced is not None else 0
         if promotion.action is Action.ROLLED_BACK:
             repeated = self._history.get(promotion.back_to)
             before = repeated.before if repeated is not None else 0
@@ -459,6 +479,10 @@ class Versions:
         for old in [old for old in self._history if old <= seq - HISTORY_KEPT]:
             del self._history[old]
         commands: list[VersionCommand] = [KeepPromotion(done)]
+        candidate = self.candidate
+        same = candidate is not None and version.same(candidate.version)
+        if replaced is not None and self._still(replaced.version, done) and not same:
+            return commands + self._next(now_s)
         return commands + self._restart_shadow(now_s)
 
     def _close(self, seq: int, state: State, why: str) -> list[VersionCommand]:
@@ -506,16 +530,27 @@ class Versions:
         if in_force.pinned:
             return []
         if any(promotion.state is State.PENDING for promotion in self.history):
-            self._waiting = version
+            self._waiting[version.own] = version
             return []
-        if self._rule.accept == "at_once":
-            return self._order(now_s, version, Action.ACCEPTED, "the federation offered it")
+        if self._rule.accept == "at_once" or self._goes_on(in_force, version):
+            why = "the cluster learned it by itself" if version.own else "the federation offered it"
+            return self._order(now_s, version, Action.ACCEPTED, why)
         if self._shadow is not None:
             # A version that is being compared is not thrown out for the next one, or none would ever be through.
-            self._waiting = version
+            self._waiting[version.own] = version
             return []
         candidate = Candidate(version, f"agent/{self._cluster}", now_s, promote=True)
         return self._start(now_s, candidate)
+
+    def _goes_on(self, in_force: Promotion, version: Version) -> bool:
+        """Whether it is the next one of the track that decides, of two."""
+        return self._rule.accept == "own_track" and version.own == in_force.version.own
+
+    def _still(self, compared: Version, in_force: Promotion) -> bool:
+        """Whether what was compared with that one holds for this one: the same, or a later one of the same track."""
+        return compared.same(in_force.version) or (
+            not in_force.pinned and in_force.action is Action.ACCEPTED and self._goes_on(in_force, compared)
+        )
 
     # --- the candidate
 
@@ -551,12 +586,17 @@ class Versions:
         shadow.cases = [*shadow.cases[-(rule.cases_max - 1) :], case]
         shadow.problem = case.problem or shadow.problem
         if shadow.count < rule.cases_min:
-            shadow.verdict = verdict_on(shadow.cases, rule)
+            shadow.verdict = self._verdict(shadow)
         elif shadow.count <= rule.cases_max and due(shadow.count, rule):
-            shadow.verdict = verdict_on(shadow.cases, rule)
+            shadow.verdict = self._verdict(shadow)
             if shadow.candidate.promote and shadow.verdict.outcome is not GateOutcome.UNDECIDED:
                 return self._conclude(now_s, shadow)
         return [self._report(now_s)]
+
+    def _verdict(self, shadow: _Shadow) -> GateVerdict:
+        """On the candidate. One of the cluster's own takes the place of the federation's where that does harm."""
+        own = self._rule.accept == "own_track" and shadow.candidate.version.own
+        return (harm_without if own else verdict_on)(shadow.cases, self._rule.gate)
 
     def _conclude(self, now_s: float, shadow: _Shadow) -> list[VersionCommand]:
         version, verdict = shadow.candidate.version, shadow.verdict
@@ -582,8 +622,11 @@ class Versions:
 
     def _next(self, now_s: float) -> list[VersionCommand]:
         """A version that came while another one was in its way."""
-        version, self._waiting = self._waiting, None
-        return self._consider(now_s, version) if version is not None else []
+        waiting, self._waiting = self._waiting, {}
+        commands: list[VersionCommand] = []
+        for own in sorted(waiting):
+            commands += self._consider(now_s, waiting[own])
+        return commands
 
     def _report(self, now_s: float, *, running: bool = True) -> KeepComparison:
         shadow, in_force = self._shadow, self._in_force
@@ -601,6 +644,18 @@ def verdict_on(cases: Sequence[Case], rule: GateRule) -> GateVerdict:
     return accepts(
         [_or_nan(case.active_worth) for case in cases], [_or_nan(case.candidate_worth) for case in cases], rule
     )
+
+
+def harm_without(cases: Sequence[Case], rule: GateRule) -> GateVerdict:
+    """The same the other way round: the candidate is accepted where the active version does harm compared with it, or
+    has not shown that it does none after as many cases as the rule allows.
+    """
+    stays = accepts(
+        [_or_nan(case.candidate_worth) for case in cases], [_or_nan(case.active_worth) for case in cases], rule
+    )
+    opposite = {GateOutcome.ACCEPTED: GateOutcome.REFUSED, GateOutcome.REFUSED: GateOutcome.ACCEPTED}
+    why = f"of what decides, compared with it: {stays.why}"
+    return replace(stays, outcome=opposite.get(stays.outcome, stays.outcome), change=-stays.change, why=why)
 
 
 def earlier(history: Sequence[Promotion]) -> Promotion | None:

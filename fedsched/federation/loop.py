@@ -155,7 +155,7 @@ class Gradients:
         arrays, optimiser = known.step(
             before.checkpoint.arrays,
             self.combine(counted),
-            factor=self._factor(known.given, len(counted)),
+            factor=step_length(self.half_after, known.given, len(counted)),
             given=len(counted),
             reputes=noted(known.reputes, updates, without),
         )
@@ -163,11 +163,17 @@ class Gradients:
             raise Unusable("the new weights hold NaN or infinity")
         return before.checkpoint.replaced(arrays, story), optimiser
 
-    def _factor(self, before: int, given: int) -> float:
-        """How many times the learning rate the step is long, after so many gradients."""
-        if self.half_after is None:
-            return 1.0
-        return sum(1 / (1 + number / self.half_after) for number in range(before, before + given))
+
+def step_length(half_after: float | None, before: int, given: int) -> float:
+    """How many times the learning rate a step is long, see `Gradients`.
+
+    Args:
+        before: gradients that the steps before it were made of.
+        given: those of this one.
+    """
+    if half_after is None:
+        return 1.0
+    return sum(1 / (1 + number / half_after) for number in range(before, before + given))
 
 
 class GradientRules(Protocol):

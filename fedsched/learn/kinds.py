@@ -6,19 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedsched.config import LearningConfig, PolicyConfig
+from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
 from fedsched.core.decision import Policy
 from fedsched.errors import InvalidInput
 from fedsched.learn.actor_critic import Learner
 from fedsched.learn.clipped import SetLearner
 from fedsched.learn.exploration import JobAware
 from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.own_track import OwnTrack
 from fedsched.policy import registry
 from fedsched.policy import set as set_policy
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Dl2Shape, Explorer, initial
 from fedsched.policy.learnable import Learnable
 from fedsched.policy.set import Set
+
+AT_ONCE = PromotionConfig(accept="at_once")
+"""Nothing is learned beside what the federation, if there is one, makes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,13 @@ class Kind:
         """The configured policy with these weights, as it decides while it learns."""
         exploring = self.explorer is not None and config.explore and learning.exploration
         return registry.with_weights(config, weights, version, self.explorer() if exploring and self.explorer else None)
+
+    def pupil(
+        self, first: Checkpoint, learning: LearningConfig, batch_size: int, promotion: PromotionConfig
+    ) -> ClusterLearner:
+        """What teaches it in a cluster of a federation, beginning with these weights."""
+        learner = self.learner(first.shape, learning, batch_size)
+        return OwnTrack(learner, first, promotion.own) if promotion.accept == "own_track" else learner
 
 
 def _dl2_learner(shape: Dl2Shape, config: LearningConfig, batch_size: int) -> Learner:
@@ -111,9 +122,12 @@ def make(config: PolicyConfig, learning: LearningConfig) -> Policy:
     return TEACHABLE[config.name].policy(config, registry.weights(config.name, config.checkpoint), 1, learning)
 
 
-def learner_for(policy: Policy, learning: LearningConfig, batch_size: int) -> ClusterLearner | None:
+def learner_for(
+    policy: Policy, learning: LearningConfig, batch_size: int, promotion: PromotionConfig = AT_ONCE
+) -> ClusterLearner | None:
     """What teaches a policy that decides; None where it cannot be taught."""
     kind = TEACHABLE.get(policy.name)
     if kind is None or not isinstance(policy, Learnable):
         return None
-    return kind.learner(policy.shape, learning, batch_size)
+    first = Checkpoint(policy.weights, policy.shape, {})
+    return kind.pupil(first, learning, batch_size, promotion)

@@ -42,6 +42,10 @@ class Learnable(Policy, Protocol):
     def shape(self) -> Any:
         """Sizes that its weights agree on, as its own learner needs them."""
 
+    @property
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        """What the next slot is decided with."""
+
     def load(self, version: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Decide with these weights from the next slot on.
 

@@ -201,6 +201,11 @@ class FaultyPolicy:
         """The policy's, where it can be taught."""
         return self._policy.shape if isinstance(self._policy, Learnable) else None
 
+    @property
+    def weights(self) -> Arrays:
+        """The policy's, where it can be taught."""
+        return self._policy.weights if isinstance(self._policy, Learnable) else {}
+
     def load(self, version: int, arrays: Arrays) -> None:
         """Give the weights to the policy, where it can be taught."""
         if isinstance(self._policy, Learnable):

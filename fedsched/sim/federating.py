@@ -37,8 +37,8 @@ class School:
     """By federation, in the order in which they are formed."""
     deciding: dict[ClusterName, Checkpoint] = field(default_factory=dict)
     """By cluster that looks at versions before it lets them decide: what it decides with."""
-    album: list[list[Arrays]] = field(default_factory=list)
-    """By moment of the last run that was to be kept, the weights in force by federation."""
+    album: list[dict[ClusterName, Arrays]] = field(default_factory=list)
+    """By moment of the last run that was to be kept, the weights in force by cluster."""
 
 
 @dataclass(slots=True)
@@ -105,6 +105,8 @@ class Forming:
         self._first = first
         self._school = school if school is not None else School()
         self._groups: list[_Group] = []
+        self._albums: dict[ClusterName, Album] = {}
+        """Of clusters that do not decide with all that their federation makes."""
         self._open: dict[str, _Group] = {}
         """By label, the group that the next cluster with that policy joins."""
 
@@ -150,9 +152,9 @@ class Forming:
         policy = kind.policy(config, weights, active.record.version, section.learning)
         learner = self._school.learners.get(name)
         if learner is None:
-            learner = kind.learner(group.first.shape, section.learning, section.batch_size)
+            learner = kind.pupil(group.first, section.learning, section.batch_size, section.promotion)
             self._school.learners[name] = learner
-        return LearningMember(
+        member = LearningMember(
             name,
             policy,
             learner,
@@ -161,6 +163,10 @@ class Forming:
             section.promotion.rule(),
             lambda weights, version: kind.policy(config, weights, version, section.learning),
         )
+        if self._looks_first:
+            self._albums[name] = album = Album(self._moments_s)
+            member.versions.left = album.keep
+        return member
 
     def _group(self, label: str, config: PolicyConfig, section: FederationSectionConfig, size: int) -> _Group:
         group = self._open.get(label)
@@ -212,6 +218,7 @@ class Forming:
         self._school.standings[:] = [federation.standing() for federation in world.federations]
         for group, standing in zip(self._groups, self._school.standings, strict=True):
             group.album.keep(standing.active.checkpoint.arrays, math.inf)
+        kept = {member.name: group.album.kept for group in self._groups for member in group.members}
         if self._looks_first:
             self._school.deciding = {
                 name: member.versions.deciding
@@ -219,8 +226,11 @@ class Forming:
                 for name, member in federation.members.items()
                 if member.versions is not None
             }
+            for name, album in self._albums.items():
+                album.keep(self._school.deciding[name].arrays, math.inf)
+                kept[name] = album.kept
         self._school.album = [
-            list(arrays) for arrays in zip(*(group.album.kept for group in self._groups), strict=True)
+            {name: arrays[index] for name, arrays in kept.items()} for index in range(len(self._moments_s))
         ]
         for learner in self._school.learners.values():
             learner.abandon()

@@ -43,6 +43,7 @@ from fedsched.federation.optimiser import ServerOptimiser, digest_of
 from fedsched.federation.source import Arrays, Gradient, Hello, PolicyOffer
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
+from fedsched.learn.own_track import OwnTrack
 from fedsched.learn.sharing import SpeedSharing
 from fedsched.learn.tensors import one_thread
 from fedsched.policy import speed_pool
@@ -267,6 +268,8 @@ class LearningMember(Member):
             make,
             lambda: self._errands.now_s if self._errands is not None else 0.0,
         )
+        if isinstance(learner, OwnTrack):
+            learner.join(policy, self.versions.offered)
 
     def begin(self, term: int) -> Exchange:
         """From what the learner remembers."""
@@ -275,8 +278,8 @@ class LearningMember(Member):
     def restarted(self) -> None:
         """The new agent remembers nothing and runs the version that was in force."""
         super().restarted()
-        self._learner.forget()
         self.versions.restarted()
+        self._learner.forget()
 
 
 class Sharing(Member):

@@ -15,6 +15,7 @@ from fedsched.federation.averaging import Update, norm
 from fedsched.federation.exchange import GradientReply
 from fedsched.federation.loop import BaseVersion, Combining, Standing, gradients
 from fedsched.federation.source import Hello
+from fedsched.policy.installing import FROM_FILE
 from fedsched.policy.speed_pool import STATISTICS, Pool, part_of
 from fedsched.sim.federation import Judge
 from fedsched.sim.federation_config import FederationSectionConfig
@@ -201,6 +202,6 @@ def judge_versions(cluster: ClusterName, orders: Sequence[Promotion], decides: i
     active = [order for order in orders if order.state is State.ACTIVE]
     if undone:
         raise BrokenPromise(f"cluster {cluster} was to decide with {undone[0].version}, and nothing came of it")
-    if not active or active[-1].version.version != decides:
+    if not active or (active[-1].version.version or FROM_FILE) != decides:
         ordered = active[-1].version if active else "nothing"
         raise BrokenPromise(f"cluster {cluster} decides with version {decides}; ordered was {ordered}")

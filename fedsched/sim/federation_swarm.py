@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
+from fedsched.config import LearningConfig, OwnTrackConfig, PolicyConfig, PromotionConfig
 from fedsched.core.decision import Policy
 from fedsched.core.ids import ClusterName, JobId, stream
 from fedsched.federation.loop import Combining, gradients
@@ -67,10 +67,14 @@ def draw_section(seed: int, clusters: tuple[str, ...], until_s: float) -> Federa
 
 
 def _draw_promotion(draw: Draw) -> PromotionConfig:
-    """Versions that decide at once, or are compared for a few slots first."""
-    least = 2 + int(draw() * 8)
+    """Versions that decide at once, are compared for a few slots first, or stand beside those of an own track."""
+    least, kind = 2 + int(draw() * 8), draw()
     return PromotionConfig(
-        accept="at_once" if draw() < 0.3 else "shadow", slots_min=least, slots_max=4 * least, margin=draw() * 0.2
+        accept="at_once" if kind < 0.3 else "shadow" if kind < 0.65 else "own_track",
+        slots_min=least,
+        slots_max=4 * least,
+        margin=draw() * 0.2,
+        own=OwnTrackConfig(batch_size=16, samples_min=4, learning_rate=0.01),
     )
 
 
@@ -169,7 +173,7 @@ def _member(
         return Sharing(name, speeds, unusual, FaultyPolicy(speeds, plan))
     kind, config = kind_of(DL2.name), PolicyConfig(name=DL2.name, seed=seeds[0])
     policy = FaultyPolicy(kind.policy(config, first, 1, section.learning), plan)
-    learner = kind.learner(first.shape, section.learning, section.batch_size)
+    learner = kind.pupil(first, section.learning, section.batch_size, section.promotion)
     rule = section.promotion.rule()
     return LearningMember(name, policy, learner, unusual, first, rule, _candidate(seeds[1], section))
 

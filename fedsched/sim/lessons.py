@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from math import exp, log
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedsched.config import LearningConfig
 from fedsched.core.ids import ClusterName
@@ -76,6 +77,13 @@ class Taught:
         """Slots of each cluster until the first look at which it was as good as that; None if it never was."""
         return next((look.slots for look in self.looks if look.jct_slots <= jct_slots), None)
 
+    def slots_for_good(self, jct_slots: float) -> float | None:
+        """Slots of each cluster until it was as good as that and no later look was worse; None if the last one is."""
+        since: float | None = None
+        for look in self.looks:
+            since = None if look.jct_slots > jct_slots else look.slots if since is None else since
+        return since
+
     def plain(self, quality_jct_slots: float | None) -> dict[str, Any]:
         """As data."""
         return {
@@ -85,6 +93,7 @@ class Taught:
             "problem": self.problem or None,
             "quality_jct_slots": quality_jct_slots,
             "slots_to_quality": None if quality_jct_slots is None else self.slots_to(quality_jct_slots),
+            "slots_for_good": None if quality_jct_slots is None else self.slots_for_good(quality_jct_slots),
             "looks": [look.plain() for look in self.looks],
         }
 
@@ -105,7 +114,6 @@ def recipe_of(lesson: Lesson) -> Recipe:
     experiment, section = lesson.experiment, lesson.experiment.federation
     assert experiment.training is not None, "a lesson of an experiment that teaches nobody"
     config = experiment.training.policies[lesson.policy]
-    promotion = config.promotion or (section.promotion if section else None)
     # A training on line has the defaults of `fedsched train online`.
     usual = Recipe(lesson.name, experiment, lesson.policy, "online")
     return Recipe(
@@ -118,14 +126,14 @@ def recipe_of(lesson: Lesson) -> Recipe:
         seed=lesson.seed,
         validate_every=experiment.training.look_every,
         validation_seeds=experiment.training.look_seeds,
-        # What is kept of a run is the federation's versions; where clusters look at them first, not all of them decide.
-        look_slots=experiment.training.look_slots if promotion is None or promotion.accept == "at_once" else (),
+        look_slots=experiment.training.look_slots,
         learning=config.learning or (section.learning if section else LearningConfig()),
         learning_rate=config.learning_rate or (section.learning_rate if section else usual.learning_rate),
+        half_after=config.half_after,
         batch_size=config.batch_size or (section.batch_size if section else usual.batch_size),
         samples_min=config.samples_min or (section.samples_min if section else usual.samples_min),
         together=config.together,
-        promotion=promotion,
+        promotion=config.promotion or (section.promotion if section else None),
     )
 
 
@@ -225,6 +233,60 @@ def _look(row: Mapping[str, Any], clusters: int) -> Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as long it took, with the 95 % interval of the trainings' ratios; of their logarithms, because
+    half as long and twice as long are equally far from as long.
+    """
+
+    mean: float
+    low: float | None
+    """None where there is one training."""
+    high: float | None
+    bound: Literal["", "at most", "at least"] = ""
+    """Where a training never became good enough, all its slots stand in, which are fewer than it would have needed."""
+
+    def plain(self) -> dict[str, Any]:
+        """As data."""
+        return {"mean": self.mean, "ci95_low": self.low, "ci95_high": self.high, "bound": self.bound or None}
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Slots of each cluster until a policy was good enough, by training."""
+
+    slots: tuple[float | None, ...]
+    """None: it never was."""
+    learnt: tuple[float, ...]
+    """All that it had."""
+
+    @property
+    def reached(self) -> int:
+        """Trainings that became good enough."""
+        return sum(slots is not None for slots in self.slots)
+
+    @property
+    def mean(self) -> Interval | None:
+        """None where not all trainings became good enough: the mean of the others would flatter."""
+        known = [slots for slots in self.slots if slots is not None]
+        return interval(known) if known and len(known) == len(self.slots) else None
+
+    def relative_to(self, other: Needed) -> Ratio | None:
+        """How many times as long as the other; None where both failed in some training, which says nothing."""
+        misses, others = None in self.slots, None in other.slots
+        if misses and others:
+            return None
+        ours, theirs = (
+            [whole if slots is None else slots for slots, whole in zip(one.slots, one.learnt, strict=True)]
+            for one in (self, other)
+        )
+        if 0.0 in (*ours, *theirs):
+            return None
+        logs = interval([log(own / reference) for own, reference in zip(ours, theirs, strict=True)])
+        low, high = (None if end is None else exp(end) for end in (logs.low, logs.high))
+        return Ratio(exp(logs.mean), low, high, "at least" if misses else "at most" if others else "")
+
+
+@dataclass(frozen=True, slots=True)
 class TeachingProgress:
     """How a policy fared while it was taught, over all its trainings."""
 
@@ -237,10 +299,30 @@ class TeachingProgress:
     lowest: Interval
     """At each training's best look, which no user could know before."""
     last: Interval
-    to_quality: Interval | None
-    """Slots of each cluster until it was good enough; None where not all trainings got there, or nothing was asked."""
-    reached: int
-    """Trainings that became good enough."""
+    to_quality: Needed | None = None
+    """None where nothing was asked."""
+    for_good: Needed | None = None
+    """Until it was good enough and stayed so."""
+    ratio: Ratio | None = None
+    """Of the slots to quality and those of the experiment's first policy, training by training; None for itself."""
+    ratio_for_good: Ratio | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As data."""
+        return {
+            "experiment": self.arm.experiment,
+            "policy": self.arm.policy,
+            "trainings": self.trainings,
+            "slots": self.slots,
+            **{
+                f"jct_slots_{name}": {"mean": figure.mean, "ci95": figure.half}
+                for name, figure in (("start", self.start), ("lowest", self.lowest), ("last", self.last))
+            },
+            "slots_to_quality": self.to_quality and list(self.to_quality.slots),
+            "slots_to_quality_to_first": self.ratio and self.ratio.plain(),
+            "slots_for_good": self.for_good and list(self.for_good.slots),
+            "slots_for_good_to_first": self.ratio_for_good and self.ratio_for_good.plain(),
+        }
 
 
 def progress_of(
@@ -255,19 +337,38 @@ def progress_of(
     for one in taught:
         if not one.problem:
             found.setdefault(one.arm, []).append(one)
-    return tuple(_progress(arm, several, quality_jct_slots[arm.experiment]) for arm, several in found.items())
+    firsts: dict[str, TeachingProgress] = {}
+    told: list[TeachingProgress] = []
+    for arm, several in found.items():
+        progress = _progress(arm, several, quality_jct_slots[arm.experiment])
+        first = firsts.setdefault(arm.experiment, progress)
+        told.append(progress if first is progress else _beside(progress, first))
+    return tuple(told)
 
 
 def _progress(arm: Arm, taught: Sequence[Taught], quality_jct_slots: float | None) -> TeachingProgress:
-    needed = [] if quality_jct_slots is None else [one.slots_to(quality_jct_slots) for one in taught]
-    reached = [slots for slots in needed if slots is not None]
+    learnt = tuple(one.looks[-1].slots for one in taught)
+    needed: dict[str, Needed] = {}
+    if quality_jct_slots is not None:
+        needed["to_quality"] = Needed(tuple(one.slots_to(quality_jct_slots) for one in taught), learnt)
+        needed["for_good"] = Needed(tuple(one.slots_for_good(quality_jct_slots) for one in taught), learnt)
     return TeachingProgress(
         arm=arm,
         trainings=len(taught),
-        slots=sum(one.looks[-1].slots for one in taught) / len(taught),
+        slots=sum(learnt) / len(taught),
         start=interval([one.looks[0].jct_slots for one in taught]),
         lowest=interval([one.lowest.jct_slots for one in taught]),
         last=interval([one.looks[-1].jct_slots for one in taught]),
-        to_quality=interval(reached) if reached and len(reached) == len(taught) else None,
-        reached=len(reached),
+        **needed,
+    )
+
+
+def _beside(ours: TeachingProgress, first: TeachingProgress) -> TeachingProgress:
+    """With how long it took in comparison, where both had as many trainings that came to something."""
+    if ours.trainings != first.trainings:
+        return ours
+    return replace(
+        ours,
+        ratio=ours.to_quality and first.to_quality and ours.to_quality.relative_to(first.to_quality),
+        ratio_for_good=ours.for_good and first.for_good and ours.for_good.relative_to(first.for_good),
     )

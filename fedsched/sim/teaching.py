@@ -25,7 +25,7 @@ from fedsched.errors import Failed, InvalidInput
 from fedsched.federation.loop import Standing
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays
-from fedsched.learn.kinds import first_weights, kind_of
+from fedsched.learn.kinds import AT_ONCE, first_weights, kind_of
 from fedsched.learn.learner import ClusterLearner
 from fedsched.learn.stepping import SteppingLearner
 from fedsched.policy import registry
@@ -68,6 +68,8 @@ class Recipe:
     """Also looked at is what was learnt after so many slots of each cluster, within runs; federated trainings only."""
     learning: LearningConfig = field(default_factory=LearningConfig)
     learning_rate: float = 1e-4
+    half_after: float | None = None
+    """None: as the experiment's federation says; on line all steps are alike."""
     batch_size: int = 256
     samples_min: int = 256
     together: int | None = None
@@ -96,6 +98,7 @@ class Recipe:
             "batch_size": self.batch_size,
             "samples_min": self.samples_min,
             "together": self.together,
+            **({"half_after": self.half_after} if self.half_after is not None else {}),
             **({"promotion": self.promotion.model_dump(mode="json")} if self.promotion is not None else {}),
             **{f"learning.{name}": value for name, value in learning.items()},
             "experiment": self.experiment.model_dump(mode="json"),
@@ -117,6 +120,7 @@ class Recipe:
             update={
                 "learning": self.learning,
                 "learning_rate": self.learning_rate,
+                "half_after": self.half_after or section.half_after,
                 "batch_size": self.batch_size,
                 "samples_min": self.samples_min,
                 "promotion": self.promotion or section.promotion,
@@ -183,7 +187,11 @@ class Training:
         recipe = self.recipe
         clusters = [ClusterName(cluster.name) for cluster in recipe.experiment.clusters]
         standing = first_standing(self.policy_name, self.first, recipe.learning_rate)
-        learners = {name: self.kind.learner(self.first.shape, recipe.learning, recipe.batch_size) for name in clusters}
+        section = self._experiment.federation
+        promotion = section.promotion if section is not None else AT_ONCE
+        learners = {
+            name: self.kind.pupil(self.first, recipe.learning, recipe.batch_size, promotion) for name in clusters
+        }
         return TrainingState([standing] * recipe.groups, learners)
 
     def run(self, episodes: int, tell: Tell) -> None:
@@ -240,12 +248,13 @@ class Training:
         state.rows.append(row)
         tell(row, state)
 
-    def _early(self, slots: int, arrays: Sequence[Arrays], decided: Mapping[str, int]) -> dict[str, Any]:
+    def _early(self, slots: int, arrays: Mapping[ClusterName, Arrays], decided: Mapping[str, int]) -> dict[str, Any]:
         """The log's row of a look at what was learnt after so many slots of the run that has just ended."""
+        weights = {name: self.first.replaced(one, {}) for name, one in arrays.items()}
         return {
             "episode": self.state.episodes,
             "slots": sum(self.state.slots.values()) + sum(min(slots, own) for own in decided.values()),
-            **self.look(self.by_cluster(arrays)),
+            **self.look(weights),
         }
 
     def look(self, weights: Mapping[ClusterName, Checkpoint]) -> dict[str, float]:
@@ -378,7 +387,7 @@ class _Online:
         self._world = world
 
     @property
-    def kept(self) -> tuple[tuple[int, list[Arrays]], ...]:
+    def kept(self) -> tuple[tuple[int, dict[ClusterName, Arrays]], ...]:
         """Nothing but what it ended with."""
         return ()
 
@@ -427,8 +436,8 @@ class _Federated:
         self._forming.join(world)
 
     @property
-    def kept(self) -> tuple[tuple[int, list[Arrays]], ...]:
-        """By slots of this run, the weights that each federation had then; nothing of slots that it did not have."""
+    def kept(self) -> tuple[tuple[int, dict[ClusterName, Arrays]], ...]:
+        """By slots of this run, the weights that each cluster had then; nothing of slots that it did not have."""
         length = max(self.slots.values())
         times = zip(self._look_slots, self._school.album, strict=True)
         return tuple((slots, arrays) for slots, arrays in times if slots < length)

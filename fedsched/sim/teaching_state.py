@@ -48,6 +48,7 @@ def kept(training: Training) -> Kept:
         "standings": standings,
         "clusters": list(state.learners),
         "deciding": list(state.deciding),
+        "stories": {cluster: dict(weights.made) for cluster, weights in state.deciding.items()},
         "episodes": state.episodes,
         "slots": state.slots,
         # As pairs: the log's columns come in the order in which they were first told.
@@ -70,9 +71,10 @@ def load(path: Path, recipe: Recipe) -> Training:
     state.standings = [_standing(training, there.arrays, index, one) for index, one in enumerate(rest["standings"])]
     for cluster in rest["clusters"]:
         state.learners[ClusterName(cluster)].restore(under(there.arrays, f"learner.{cluster}/"))
-    for cluster in rest.get("deciding", ()):  # states of earlier versions have none
-        weights = under(there.arrays, f"deciding.{cluster}/")
-        state.deciding[ClusterName(cluster)] = training.first.replaced(weights, {})
+    stories = rest.get("stories", {})  # states of earlier versions have none
+    for cluster in rest.get("deciding", ()):
+        weights, made = under(there.arrays, f"deciding.{cluster}/"), stories.get(cluster, {})
+        state.deciding[ClusterName(cluster)] = training.first.replaced(weights, made)
     state.episodes, state.slots = rest["episodes"], rest["slots"]
     state.rows, state.best = [dict(row) for row in rest["rows"]], dict(rest["best"])
     state.best_arrays = [

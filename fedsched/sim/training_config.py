@@ -34,6 +34,8 @@ class LessonConfig(Tree):
     """DL2's recipe with what is turned off; None: as the section `federation` says, or all of it on line."""
     learning_rate: float | None = Field(default=None, gt=0)
     """Step size of Adam; None: as the section `federation` says, or 1e-4 on line."""
+    half_after: float | None = Field(default=None, gt=0)
+    """How steps shrink, see `RoundConfig`; None: as the section `federation` says."""
     batch_size: int | None = Field(default=None, ge=1)
     """Decisions of each gradient; None: as the section `federation` says, or 256 on line."""
     samples_min: int | None = Field(default=None, ge=1)

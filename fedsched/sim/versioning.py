@@ -13,6 +13,7 @@ from fedsched.core.events import Event, PolicyDecided
 from fedsched.core.ids import ClusterName
 from fedsched.core.versions import (
     HISTORY_KEPT,
+    OWN,
     AcceptRule,
     Began,
     Candidate,
@@ -28,6 +29,7 @@ from fedsched.core.versions import (
     Versions,
 )
 from fedsched.errors import CorruptCheckpoint
+from fedsched.federation.source import Arrays
 from fedsched.policy import checkpoint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.comparing import Model, compare, model
@@ -56,11 +58,16 @@ class SimulatedVersions:
     ) -> None:
         self._cluster = cluster
         self._policy = policy
-        self._first = Version(policy.name, policy.version, first.digest)
+        own = first.made.get("track") == OWN
+        self._first = Version(policy.name, 0 if own else policy.version, first.digest, OWN if own else "")
         self._rule = rule
         self._make = make
         self._now_s = now_s
         self._weights = {first.digest: first.to_bytes()}
+        self._newest: dict[bool, str] = {}
+        """Digest of what the federation offered last, and the own track (under True): it may wait for its turn."""
+        self.left: Callable[[Arrays, float], None] = lambda arrays, until_s: None
+        """Hears of weights that decide no more, and until when they did."""
         self._installed = self._first
         self._orders: dict[int, Promotion] = {}
         self._wish: Candidate | None = None
@@ -94,8 +101,9 @@ class SimulatedVersions:
         self._loop = self._begin()
 
     def offered(self, version: Version, data: bytes) -> None:
-        """The federation offers a version."""
+        """The federation offers a version, or the cluster's own track does."""
         self._weights[version.digest] = data
+        self._newest[version.own] = version.digest
         self._handle(Offered(self._now_s(), version))
 
     def order(self, promotion: Promotion) -> bool:
@@ -168,10 +176,12 @@ class SimulatedVersions:
         data = self._weights.get(version.digest)
         if data is None:
             raise ValueError(f"nobody has the weights of {version}")
+        before = self.deciding.arrays
         digest = install(self._policy, version, data)
+        self.left(before, self._now_s())
         self._installed = version
         used = {order.version.digest for order in self._orders.values()}
-        keep = used | {self._first.digest, version.digest}
+        keep = used | {self._first.digest, version.digest, *self._newest.values()}
         if self._candidate is not None:
             keep.add(self._candidate[0].version.digest)
         self._weights = {name: kept for name, kept in self._weights.items() if name in keep}

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from fedsched.core.gate import GateOutcome, GateRule
 from fedsched.core.ids import ClusterName
 from fedsched.core.versions import (
+    OWN,
     AcceptRule,
     Action,
     Arrived,
@@ -40,6 +41,10 @@ RULE = AcceptRule("shadow", GateRule(cases_min=10, cases_max=40))
 
 def version(number: int) -> Version:
     return Version("dl2", number, f"d{number}")
+
+
+def own(number: int) -> Version:
+    return Version("dl2", 0, f"o{number}", OWN)
 
 
 class Killed(Exception):
@@ -102,6 +107,11 @@ class Agents:
     def offer(self, number: int) -> None:
         self.weights.add(f"d{number}")
         self.tell(Offered(2.0, version(number)))
+
+    def learn_alone(self, number: int) -> None:
+        """The cluster's own track has made its so-manieth version."""
+        self.weights.add(f"o{number}")
+        self.tell(Offered(2.0, own(number)))
 
     def compare(self, times: int, better: float, problem: str = "") -> None:
         """So many slots in which the candidate is worth so many times as much."""
@@ -416,6 +426,95 @@ def test_an_answer_of_a_candidate_that_ran_before_counts_for_nobody() -> None:
     assert agents.comparison.cases == 0
 
 
+# --- what the cluster learns alone, beside the federation
+
+
+TWO_TRACKS = AcceptRule("own_track", RULE.gate)
+
+
+def test_beside_an_own_track_the_federations_versions_decide_at_once() -> None:
+    """Who gains from the others must not wait for a comparison at every round; the own track costs it nothing."""
+    agents = Agents(TWO_TRACKS)
+    for number in range(2, 30):
+        agents.offer(number)
+        agents.learn_alone(number)
+        agents.compare(1, better=0.9)
+        assert agents.decides == f"d{number}"
+        assert agents.shadow is not None
+        assert agents.shadow.version.own
+
+
+def test_what_was_learned_alone_decides_where_the_federations_versions_do_harm() -> None:
+    """However often new ones come: harm is of the track, so what was compared with one of it holds for the next."""
+    agents = Agents(TWO_TRACKS)
+    for number in range(2, 12):
+        agents.offer(number)
+        agents.learn_alone(number)
+        assert agents.decides == f"d{number}"
+        agents.compare(1, better=1.3)
+    assert agents.decides == "o11", "the newest, not the one that was compared"
+    accepted = next(order for order in agents.history if order.version.own)
+    assert accepted.version == own(2)
+    assert "of what decides, compared with it: it does harm: -23.1%" in accepted.why
+    agents.learn_alone(12)
+    assert agents.decides == "o12"
+
+
+def test_the_federations_versions_decide_again_once_they_do_no_harm() -> None:
+    agents = Agents(TWO_TRACKS)
+    agents.offer(2)
+    agents.learn_alone(2)
+    agents.compare(10, better=1.3)
+    assert agents.decides == "o2"
+    agents.offer(3)
+    assert agents.shadow is not None
+    for number in range(3, 13):
+        agents.learn_alone(number)
+        agents.offer(number + 1)
+        agents.compare(1, better=1.0)
+    assert agents.decides == "d13", "the newest, not the one that was compared"
+    agents.learn_alone(13)
+    assert agents.decides == "d13"
+
+
+def test_who_decides_by_its_own_track_goes_on_so_while_nobody_hears_of_the_federation() -> None:
+    """A cluster that is away learns on."""
+    agents = Agents(TWO_TRACKS)
+    agents.learn_alone(2)
+    agents.compare(10, better=1.3)
+    for number in (3, 4):
+        agents.learn_alone(number)
+    assert agents.decides == "o4"
+
+
+def test_which_track_decides_and_how_they_compare_outlives_the_agent() -> None:
+    agents = Agents(TWO_TRACKS)
+    agents.offer(2)
+    agents.learn_alone(2)
+    agents.compare(7, better=1.3)
+    agents.offer(3)
+    agents.start()
+    assert agents.comparison is not None
+    assert agents.comparison.cases == 7
+    agents.compare(3, better=1.3)
+    assert agents.decides == "o2"
+    agents.start()
+    assert agents.decides == "o2"
+    agents.learn_alone(3)
+    assert agents.decides == "o3"
+
+
+def test_what_was_promoted_by_hand_stays_whatever_is_learned_alone() -> None:
+    agents = Agents(TWO_TRACKS)
+    agents.learn_alone(2)
+    agents.order(version(7))
+    agents.weights.add("d7")
+    agents.tell(Arrived(3.0, version(7)))
+    agents.learn_alone(3)
+    agents.offer(8)
+    assert (agents.decides, agents.shadow) == ("d7", None)
+
+
 # --- whatever happens
 
 
@@ -424,6 +523,7 @@ STEPS = st.one_of(
     st.builds(lambda n: lambda agents: agents.order(version(n)), st.integers(2, 6)),
     st.builds(lambda n: lambda agents: agents.order(version(n), pinned=False, told=False), st.integers(2, 6)),
     st.builds(lambda n: lambda agents: agents.offer(n), st.integers(2, 6)),
+    st.builds(lambda n: lambda agents: agents.learn_alone(n), st.integers(2, 6)),
     st.builds(lambda n, w: lambda agents: agents.compare(n, w), st.integers(1, 12), st.sampled_from([0.8, 1.0, 1.2])),
     st.builds(lambda n: lambda agents: agents.tell(Arrived(3.0, version(n))), st.integers(2, 6)),
     st.just(lambda agents: agents.roll_back() if earlier(agents.history) else None),
@@ -437,7 +537,7 @@ STEPS = st.one_of(
 
 
 @settings(max_examples=200)
-@given(st.lists(STEPS, max_size=14), st.sampled_from(["shadow", "at_once"]))
+@given(st.lists(STEPS, max_size=14), st.sampled_from(["shadow", "at_once", "own_track"]))
 def test_whatever_dies_and_whoever_orders_the_newest_order_that_can_be_done_decides(
     steps: list[Step], accept: str
 ) -> None:

@@ -15,6 +15,7 @@ import yaml
 from fedsched.config import LearningConfig, parse
 from fedsched.core.ids import ClusterName
 from fedsched.core.speeds import SpeedStatistics
+from fedsched.core.versions import OWN
 from fedsched.errors import InvalidConfiguration
 from fedsched.learn.kinds import first_weights
 from fedsched.policy import registry
@@ -22,7 +23,7 @@ from fedsched.policy.speed_checkpoint import SpeedCheckpoint
 from fedsched.sim.comparing import Arm, crossed, interval
 from fedsched.sim.experiment import ExperimentConfig, load_experiment
 from fedsched.sim.federating import Album
-from fedsched.sim.lessons import Look, Taught, lessons_of, progress_of, recipe_of, teach
+from fedsched.sim.lessons import Look, Ratio, Taught, lessons_of, progress_of, recipe_of, teach
 from fedsched.sim.running import Request, perform
 from fedsched.sim.teaching import Training
 from fedsched.sim.teaching_state import kept, load
@@ -59,13 +60,14 @@ def test_what_is_said_for_all_holds_for_each_that_says_nothing_else() -> None:
 
 
 def test_a_lesson_in_a_federation_goes_by_its_rounds_where_nothing_else_is_said() -> None:
-    plain = {"seeds": 1, "policies": {"dl2": {"together": 2}, "plain": {"learning_rate": 0.5}}}
+    plain = {"seeds": 1, "policies": {"dl2": {"together": 2}, "plain": {"learning_rate": 0.5, "half_after": 6}}}
     whole = copy.deepcopy(THREE)
     whole["policies"] = {"dl2": {"name": "dl2"}, "plain": {"name": "dl2"}}
     whole["training"] = plain
     config = parse(ExperimentConfig, whole, "the experiment")
     first, second = (recipe_of(lesson) for lesson in lessons_of("x", config, ["dl2", "plain"]))
     assert (first.mode, first.together, first.learning_rate, first.batch_size) == ("federated", 2, 0.001, 32)
+    assert (first.section().half_after, second.section().half_after) == (None, 6.0)
     assert (second.together, second.learning_rate, second.samples_min) == (None, 0.5, 8)
 
 
@@ -109,6 +111,7 @@ def test_a_policy_runs_with_what_it_was_taught_and_learns_no_more() -> None:
         ({"policies": {"nobody": {}}}, "training.policies names nobody; policies are dl2, plain, same, drf"),
         ({"start": "builtin"}, "`start: scratch` was expected with it"),
         ({"policies": {"dl2": {"together": 2}}}, "together is given, and there is no section `federation`"),
+        ({"policies": {"dl2": {"half_after": 2}}}, "half_after is given, and there is no section `federation`"),
         ({"policies": {}}, "at least 1 item"),
         ({"policies": {"dl2": {"lerning": {}}}}, "lerning"),
         ({"policies": {"dl2": 5}}, "training.policies.dl2"),
@@ -155,11 +158,51 @@ def test_the_first_look_that_is_good_enough_counts_also_where_it_gets_worse_agai
 
 def test_a_mean_over_trainings_that_got_there_hides_no_training_that_did_not() -> None:
     (found,) = progress_of([taught(5, 4, 3), taught(5, 5, 4.5, seed=2)], {"x": 4.0})
-    assert (found.reached, found.trainings, found.to_quality) == (1, 2, None)
+    assert found.to_quality is not None
+    assert (found.to_quality.reached, found.trainings, found.to_quality.mean) == (1, 2, None)
     assert found.last.mean == 3.75
     (found,) = progress_of([taught(5, 4, 3), taught(5, 5, 4, seed=2)], {"x": 4.0})
     assert found.to_quality is not None
-    assert found.to_quality.mean == 15
+    assert found.to_quality.mean is not None
+    assert found.to_quality.mean.mean == 15
+
+
+def test_good_for_a_moment_is_not_good_for_good() -> None:
+    """Who learns on line cannot stop at the best look, which nobody knows before."""
+    assert taught(5, 4, 3, 4).slots_for_good(3.5) is None
+    assert taught(5, 3, 4, 3, 2).slots_for_good(3.5) == 30
+    assert taught(3, 3).slots_for_good(3.5) == 0
+
+
+def beside(one: list[Taught], other: list[Taught]) -> Ratio | None:
+    """How long the other needed to 4 slots, beside the one."""
+    others = [Taught(Arm("x", "other"), item.seed, item.looks) for item in other]
+    first, second = progress_of([*one, *others], {"x": 4.0})
+    assert first.ratio is None
+    return second.ratio
+
+
+def test_how_long_it_took_is_told_beside_the_first_policy_training_by_training() -> None:
+    """Worked by hand: a half and an eighth are a quarter in the mean of the logarithms."""
+    slow = [taught(*[5] * 8, 4), taught(*[5] * 8, 4, seed=2)]
+    ratio = beside(slow, [taught(5, 5, 5, 5, 4), taught(5, 4, seed=2)])
+    assert ratio is not None
+    assert (ratio.mean, ratio.bound) == (pytest.approx(1 / 4), "")
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert ratio.low * ratio.high == pytest.approx(1 / 16)
+
+
+def test_who_never_got_there_bounds_the_ratio_and_it_says_so() -> None:
+    """All its slots stand in: it would have needed more of them."""
+    never, at_once = [taught(5, 5, 5, 5, 5)], [taught(5, 4)]
+    ratio = beside(never, at_once)
+    assert ratio is not None
+    assert (ratio.mean, ratio.low, ratio.bound) == (pytest.approx(1 / 4), None, "at most")
+    ratio = beside(at_once, never)
+    assert ratio is not None
+    assert (ratio.mean, ratio.bound) == (pytest.approx(4), "at least")
+    assert beside(never, never) is None
 
 
 # --- Intervals over trainings and workloads ------------------------------------------------------------------------
@@ -203,8 +246,10 @@ def test_an_album_holds_what_was_in_force_at_each_moment() -> None:
     assert [arrays["w"][0] for arrays in album.kept] == [2, 2, 3]
 
 
-def test_looks_within_runs_lie_where_they_were_asked_for_and_change_nothing() -> None:
+@pytest.mark.parametrize("accept", ["at_once", "own_track"])
+def test_looks_within_runs_lie_where_they_were_asked_for_and_change_nothing(accept: str) -> None:
     plain = copy.deepcopy(THREE)
+    plain["federation"]["promotion"] = {"accept": accept}
     plain["training"] = {**TRAINING, "runs": 2, "look_slots": [1, 4, 40, 10_000], "policies": {"dl2": {"together": 2}}}
     lesson = lessons_of("x", parse(ExperimentConfig, plain, "x"), ["dl2"])[0]
     taught_so = teach(lesson)
@@ -245,15 +290,27 @@ def test_who_learns_alone_is_neither_cut_off_nor_spoilt() -> None:
 LOOKS_FIRST = {"accept": "shadow", "slots_min": 10}
 
 
+OWN_TRACK = {
+    "accept": "own_track",
+    "slots_min": 4,
+    "slots_max": 8,
+    "margin": 0.0,
+    "own": {"batch_size": 32, "samples_min": 8, "learning_rate": 0.001},
+}
+
+
 def gated(**lesson: Any) -> ExperimentConfig:
     plain = copy.deepcopy(THREE)
     lesson = {**TRAINING, "runs": 3, "seeds": 1, "policies": {"dl2": {"promotion": LOOKS_FIRST, **lesson}}}
     return parse(ExperimentConfig, {**plain, "training": lesson}, "x")
 
 
-def test_each_cluster_keeps_what_it_let_decide_also_through_an_interruption(tmp_path: Path) -> None:
+@pytest.mark.parametrize("promotion", [LOOKS_FIRST, OWN_TRACK], ids=["shadow", "own track"])
+def test_each_cluster_keeps_what_it_let_decide_also_through_an_interruption(
+    tmp_path: Path, promotion: dict[str, Any]
+) -> None:
     """A version that a cluster has refused must not come in with the next run, or with a restart of the training."""
-    recipe = recipe_of(lessons_of("x", gated(), ["dl2"])[0])
+    recipe = recipe_of(lessons_of("x", gated(promotion=promotion), ["dl2"])[0])
     whole = Training(recipe)
     whole.run(3, lambda row, state: None)
     begun = Training(recipe)
@@ -265,6 +322,18 @@ def test_each_cluster_keeps_what_it_let_decide_also_through_an_interruption(tmp_
     assert digests(resumed) == digests(whole)
     offered = whole.state.standings[0].active.checkpoint.digest
     assert set(digests(whole).values()) - {offered, whole.first.digest}, "some let an earlier version decide"
+
+
+def test_a_cluster_ends_with_what_it_learned_alone_where_the_federation_does_harm() -> None:
+    """Rounds whose steps are far too long make versions that nobody should decide with, one after the other."""
+    looks = {}
+    for accept in ("at_once", "own_track"):
+        promotion = {**OWN_TRACK, "accept": accept, "slots_max": 40}
+        training = Training(recipe_of(lessons_of("x", gated(promotion=promotion, learning_rate=30.0), ["dl2"])[0]))
+        training.run(2, lambda row, state: None)
+        looks[accept] = training.state.rows[-1]["jct_slots.all"]
+    assert {weights.made.get("track") for weights in training.state.deciding.values()} == {OWN}
+    assert looks["own_track"] < looks["at_once"]
 
 
 def digests(training: Training) -> dict[str, str]:

@@ -348,10 +348,10 @@ def progress_of(
 
 def _progress(arm: Arm, taught: Sequence[Taught], quality_jct_slots: float | None) -> TeachingProgress:
     learnt = tuple(one.looks[-1].slots for one in taught)
-    needed: dict[str, Needed] = {}
+    to_quality = for_good = None
     if quality_jct_slots is not None:
-        needed["to_quality"] = Needed(tuple(one.slots_to(quality_jct_slots) for one in taught), learnt)
-        needed["for_good"] = Needed(tuple(one.slots_for_good(quality_jct_slots) for one in taught), learnt)
+        to_quality = Needed(tuple(one.slots_to(quality_jct_slots) for one in taught), learnt)
+        for_good = Needed(tuple(one.slots_for_good(quality_jct_slots) for one in taught), learnt)
     return TeachingProgress(
         arm=arm,
         trainings=len(taught),
@@ -359,7 +359,8 @@ def _progress(arm: Arm, taught: Sequence[Taught], quality_jct_slots: float | Non
         start=interval([one.looks[0].jct_slots for one in taught]),
         lowest=interval([one.lowest.jct_slots for one in taught]),
         last=interval([one.looks[-1].jct_slots for one in taught]),
-        **needed,
+        to_quality=to_quality,
+        for_good=for_good,
     )
 
 
@@ -369,6 +370,10 @@ def _beside(ours: TeachingProgress, first: TeachingProgress) -> TeachingProgress
         return ours
     return replace(
         ours,
-        ratio=ours.to_quality and first.to_quality and ours.to_quality.relative_to(first.to_quality),
-        ratio_for_good=ours.for_good and first.for_good and ours.for_good.relative_to(first.for_good),
+        ratio=_between(ours.to_quality, first.to_quality),
+        ratio_for_good=_between(ours.for_good, first.for_good),
     )
+
+
+def _between(ours: Needed | None, first: Needed | None) -> Ratio | None:
+    return ours.relative_to(first) if ours is not None and first is not None else None

@@ -187,7 +187,8 @@ def test_how_long_it_took_is_told_beside_the_first_policy_training_by_training()
     slow = [taught(*[5] * 8, 4), taught(*[5] * 8, 4, seed=2)]
     ratio = beside(slow, [taught(5, 5, 5, 5, 4), taught(5, 4, seed=2)])
     assert ratio is not None
-    assert (ratio.mean, ratio.bound) == (pytest.approx(1 / 4), "")
+    assert ratio.mean == pytest.approx(1 / 4)
+    assert ratio.bound == ""
     assert ratio.low is not None
     assert ratio.high is not None
     assert ratio.low * ratio.high == pytest.approx(1 / 16)
@@ -198,10 +199,12 @@ def test_who_never_got_there_bounds_the_ratio_and_it_says_so() -> None:
     never, at_once = [taught(5, 5, 5, 5, 5)], [taught(5, 4)]
     ratio = beside(never, at_once)
     assert ratio is not None
-    assert (ratio.mean, ratio.low, ratio.bound) == (pytest.approx(1 / 4), None, "at most")
+    assert ratio.mean == pytest.approx(1 / 4)
+    assert (ratio.low, ratio.bound) == (None, "at most")
     ratio = beside(at_once, never)
     assert ratio is not None
-    assert (ratio.mean, ratio.bound) == (pytest.approx(4), "at least")
+    assert ratio.mean == pytest.approx(4)
+    assert ratio.bound == "at least"
     assert beside(never, never) is None
 
 

@@ -6,12 +6,17 @@ import ctypes
 import functools
 import os
 import signal
-from collections.abc import Collection
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from fedsched.executor import tied
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -78,6 +83,30 @@ def adopt_orphans() -> None:
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start_tied(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a program that is killed when this process, or the thread that calls, ends. From a process with threads.
+
+    Args:
+        options: as `subprocess.Popen` takes them.
+
+    Raises:
+        OSError: it cannot be begun; its `filename` is the working directory where that is why, else the program.
+    """
+    errors_out, errors_in = os.pipe()
+    with open(errors_out, "rb") as errors:
+        try:
+            interpreter = [sys.executable, "-I", "-S", tied.__file__]  # neither variables nor packages of the task's
+            command = [*interpreter, str(os.getpid()), str(errors_in), *argv]
+            child = subprocess.Popen(command, pass_fds=(errors_in,), **options)
+        finally:
+            os.close(errors_in)
+        number = errors.read()  # ends when the program has taken the interpreter's place
+    if number:
+        child.wait()
+        raise OSError(int(number), os.strerror(int(number)), argv[0])
+    return child
 
 
 def end_children(kept: Collection[int]) -> None:

@@ -25,8 +25,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsched.core.job import Reason
 from fedsched.executor import ray_talk
+from fedsched.executor.processes import start_tied
 from fedsched.executor.ray_talk import TaskState
-from fedsched.executor.shepherd import die_with
 
 LOOK_S = 0.5
 """How often the actors are looked at."""
@@ -51,9 +51,7 @@ class Herder:
 
     def run(self, program: tuple[str, ...]) -> int:
         """Run the shepherd to its end; its exit code."""
-        self._process = subprocess.Popen(
-            [sys.executable, *program], stdin=subprocess.DEVNULL, preexec_fn=die_with(os.getpid())
-        )
+        self._process = start_tied([sys.executable, *program], stdin=subprocess.DEVNULL)
         self._code = self._process.wait()
         if self._code < 0:
             time.sleep(KILLED_S)

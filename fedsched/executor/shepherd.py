@@ -8,7 +8,7 @@ nothing that it started outlives it; its end is on record in the words of the ma
 from __future__ import annotations
 
 import argparse
-import ctypes
+import functools
 import os
 import signal
 import socket
@@ -16,8 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -28,9 +27,9 @@ from fedsched.core.ids import TaskName
 from fedsched.core.job import Reason
 from fedsched.executor import records
 from fedsched.executor.orders import INTERPRETER
-from fedsched.executor.processes import adopt_orphans, end_children
+from fedsched.executor.processes import adopt_orphans, end_children, start_tied
 from fedsched.executor.records import Attempt, ExitRecord, FenceRecord, Layout, TaskOrder, TaskRecord
-from fedsched.executor.task import missing, python_program
+from fedsched.executor.task import NOT_STARTED, missing, python_program
 
 RECORD_S = 30.0
 """How long a started task may not be on record: that is written at once, but a shared file system may be slow."""
@@ -40,11 +39,10 @@ END_S = 0.05
 """How often it is looked whether the task has ended."""
 FENCE_S = 5.0
 """How long a new agent may take to say that it has adopted an order of the one before."""
-NOT_STARTED = 127
+LAST_WORDS_S = 5.0
+"""Longest wait until what the task printed last is in its log, once nothing can print there any more."""
 NOT_WANTED = 125
 """Exit code of a task that was not to run any more."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Shepherd:
@@ -65,7 +63,7 @@ class Shepherd:
         self._layout = Layout(self._attempt.job_dir.parent.parent)
         self._child: subprocess.Popen[bytes] | None = None
         self._told: set[int] = set()
-        self._ended = threading.Event()
+        self._repeating: threading.Thread | None = None
 
     def run(self) -> int:
         """Run the task to its end; its exit code, or 128 and its signal as a shell would give them."""
@@ -145,8 +143,9 @@ class Shepherd:
         order = self._order
         log = self._attempt.log(order.task).open("ab", buffering=0)
         env = _inherited() | {"FEDSCHED_HOST": own_address()} | dict(order.env)
-        with log:
-            child = subprocess.Popen(
+        with ExitStack() as opened:
+            opened.enter_context(log)
+            child = start_tied(
                 self._argv(),
                 cwd=order.cwd,
                 env=env,
@@ -154,21 +153,24 @@ class Shepherd:
                 stdout=subprocess.PIPE if self._echo else log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()),
             )
+            if child.stdout is not None:
+                opened.pop_all()  # the thread closes it
+                self._repeating = threading.Thread(target=self._repeat, args=(child.stdout, log), daemon=True)
+                self._repeating.start()
         self._child = child
-        if child.stdout is not None:
-            threading.Thread(target=self._repeat, args=(child.stdout,), daemon=True).start()
         if signal.SIGTERM in self._told:
             self._pass_on(signal.SIGTERM, None)
         return child
 
-    def _repeat(self, output: IO[bytes]) -> None:
-        with self._attempt.log(self._order.task).open("ab", buffering=0) as log:
+    def _repeat(self, output: IO[bytes], log: IO[bytes]) -> None:
+        """To the task's log and to the cluster's own. Read to the end, whatever cannot be written: a task whose words
+        nobody takes stands still."""
+        with output, log:
             while data := os.read(output.fileno(), 65536):
-                log.write(data)
-                with suppress(OSError):
-                    os.write(1, data)
+                for write in (log.write, functools.partial(os.write, 1)):
+                    with suppress(OSError):
+                        write(data)
 
     def _why_not(self, problem: OSError) -> str:
         if problem.filename == self._order.cwd:
@@ -191,6 +193,8 @@ class Shepherd:
             os.killpg(child.pid, signal.SIGKILL)  # before the number is free again and may be another's
         code = child.wait()
         self._end_the_rest()
+        if self._repeating is not None:
+            self._repeating.join(LAST_WORDS_S)  # before the end is on record: then its log is read for the cause
         return code
 
     def _uses_too_much(self, pid: int) -> bool:
@@ -274,18 +278,6 @@ def _reap_orphans(kept: int) -> None:
         if child.pid != kept:
             with suppress(ChildProcessError):
                 os.waitpid(child.pid, os.WNOHANG)
-
-
-def die_with(parent: int) -> Callable[[], None]:
-    """What a new process is to do first, so that it is killed when its `parent` ends."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(NOT_STARTED)
-
-    return prepare
 
 
 def _oom_kills() -> int:

@@ -359,7 +359,7 @@ class Progress(Record, frozen=True):
     idle_s: float = 0.0
     """How long no step had ended when this was reported; 0 while steps end as usual."""
     complaint: str = ""
-    """What the job itself complains about while it goes on: a checkpoint that could not be written, say."""
+    """What the job itself complains about while it goes on: checkpoints or logs that cannot be written, say."""
 
 
 class JobStatus(Record, frozen=True):

@@ -84,6 +84,9 @@ class Coordinator(MembershipServicer, JobControlServicer):
     def __init__(self, task: TaskEnvironment, resume: checkpoint.Checkpoint | None) -> None:
         self._root = task.checkpoint_dir
         self._complaint = ""
+        """Of the newest checkpoint, where it could not be written."""
+        self._complaints: dict[TaskName, str] = {}
+        """Of each worker that has one; they stay, for what they tell of is lost."""
         self._traceparent = task.traceparent
         self._resume = resume
         self._lock = threading.Condition()
@@ -151,6 +154,9 @@ class Coordinator(MembershipServicer, JobControlServicer):
             link.gradients = report.gradients or link.gradients
             link.parameters = report.parameters or link.parameters
             link.address = report.address or link.address
+            if report.complaint and link.task not in self._complaints:
+                self._complaints[link.task] = report.complaint
+                ending.say(f"{link.task}: {report.complaint}")
             if report.HasField("loss"):
                 link.loss = report.loss
                 losses = [other.loss for other in self._links.values() if other.loss is not None]
@@ -254,7 +260,7 @@ class Coordinator(MembershipServicer, JobControlServicer):
             steps=self._core.done,
             checkpoint_step=self._core.checkpoint_step,
             tasks=self._core.members,
-            message=self._core.message or self._complaint,
+            message=self._core.message or self._all_complaints(),
             loss=self._loss,
             accuracy=self._accuracy,
         )
@@ -262,6 +268,10 @@ class Coordinator(MembershipServicer, JobControlServicer):
             report.epochs = self._core.done / self._model.steps_per_epoch
             report.samples_per_s = self._samples_per_s(self._model)
         return report
+
+    def _all_complaints(self) -> str:
+        workers = [f"{task}: {complaint}" for task, complaint in sorted(self._complaints.items())]
+        return "; ".join(filter(None, [self._complaint, *workers]))
 
     def _samples_per_s(self, model: ModelSpec) -> float:
         if len(self._pace) < 2:

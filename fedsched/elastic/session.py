@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, default_collate
 
-from fedsched.elastic import environment, optimizers
+from fedsched.elastic import environment, optimizers, printing
 from fedsched.elastic.model import ModelSpec
 from fedsched.elastic.sampling import Sampling
 from fedsched.elastic.worker import Turn, Worker
@@ -118,6 +118,7 @@ class Session:
         self._trainer: Trainer
         if environment.in_a_job(os.environ):
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+            printing.lose_what_cannot_be_logged()
             self._trainer = Worker(environment.read(os.environ), optimizer)
         else:
             self._trainer = Alone(optimizer)

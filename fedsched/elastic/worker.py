@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from torch.optim import Optimizer
 
 from fedsched import tracing
-from fedsched.elastic import memory, optimizers
+from fedsched.elastic import memory, optimizers, printing
 from fedsched.elastic.arena import Arena, parts
 from fedsched.elastic.attendance import CHANNEL_OPTIONS, Attendance
 from fedsched.elastic.checkpoint import write_shard
@@ -305,6 +305,7 @@ class Worker:
         def progress(report: pb.MemberReport) -> None:
             report.done = done
             report.pause_s = self._pause_s
+            report.complaint = printing.complaint()
             if self._loss is not None:
                 report.loss = float(self._loss)
 

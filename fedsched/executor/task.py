@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from fedsched.elastic import printing
 from fedsched.executor.processes import adopt_orphans
 from fedsched.executor.records import TaskOrder
 
@@ -152,8 +153,7 @@ def _renew_chance() -> None:
 
 
 def _run(program: PythonProgram) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are text wrappers here
+    printing.lose_what_cannot_be_logged()
     sys.argv = [program.script or program.module, *program.args]
     try:
         if program.script:

@@ -282,6 +282,7 @@ class MemberReport(_message.Message):
     MACHINE_FIELD_NUMBER: _builtins.int
     GRADIENTS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    COMPLAINT_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     address: _builtins.str
     """servers: where they listen"""
@@ -307,6 +308,8 @@ class MemberReport(_message.Message):
     """workers: segment of memory that takes their gradients; empty: not on the coordinator's machine"""
     parameters: _builtins.str
     """workers of a job without servers: segment with their parameters and optimiser state"""
+    complaint: _builtins.str
+    """workers: what their user should know while they go on"""
     @_builtins.property
     def saved(self) -> Global___ShardWritten:
         """servers: newest shard on disk"""
@@ -329,10 +332,11 @@ class MemberReport(_message.Message):
         machine: _builtins.str = ...,
         gradients: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        complaint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "address", b"address", "done", b"done", "error", b"error", "gradients", b"gradients", "holds", b"holds", "loss", b"loss", "machine", b"machine", "model", b"model", "parameters", b"parameters", "pause_s", b"pause_s", "ready", b"ready", "saved", b"saved", "seen", b"seen", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "address", b"address", "complaint", b"complaint", "done", b"done", "error", b"error", "gradients", b"gradients", "holds", b"holds", "loss", b"loss", "machine", b"machine", "model", b"model", "parameters", b"parameters", "pause_s", b"pause_s", "ready", b"ready", "saved", b"saved", "seen", b"seen", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
     _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015

@@ -190,26 +190,31 @@ def test_a_full_disk_at_a_checkpoint_costs_the_checkpoint_and_not_the_job(traini
     assert training.alive() == set()
 
 
+@pytest.mark.parametrize("env", [{}, {"PYTHONHASHSEED": "0"}], ids=["forked", "fresh"])
 def test_a_disk_that_is_full_for_checkpoints_and_logs_alike_costs_a_job_nothing_it_has(
-    training: Cluster, tmp_path: Path
+    training: Cluster, tmp_path: Path, env: dict[str, str]
 ) -> None:
-    """They mostly lie on one disk: then even the complaint of a checkpoint that failed cannot be written."""
+    """They mostly lie on one disk: then a script's own `print` must not end it either, and both are told."""
     with small_disk(training.layout.attempt(JOB, 1).job_dir, "2m"):
-        start(training, tmp_path, "pass")
+        start(training, tmp_path, "print('step', step, 'x' * 200)", 1, **env)
         training.wait_for(JobStarted, deadline_s=120.0)
         filler = training.layout.attempt(JOB, 1).job_dir / "filler"
         with suppress(OSError), filler.open("wb") as file:
             while True:
                 file.write(bytes(4096))
         mark = training.mark()
-        eventually(lambda: "No space left" in _newest(training, mark).complaint, "its user can read of it", 60.0)
+        eventually(lambda: "could not be written" in _newest(training, mark).complaint, "its user can read of it", 60.0)
+        unlogged = "worker-0: its log cannot be written, what it prints is lost: No space left on device"
+        eventually(lambda: unlogged in _newest(training, mark).complaint, "and of the log", 60.0)
         full = _newest(training, mark)
         eventually(lambda: _newest(training, mark).steps > full.steps + 200, "it trains on", 60.0)
         filler.unlink()
         eventually(lambda: _newest(training, mark).checkpoint_step > full.steps, "there are checkpoints again", 60.0)
-        assert not _newest(training, mark).complaint
+        assert _newest(training, mark).complaint == unlogged, "what was lost stays lost"
         training.stop(Reason.CANCELLED_BY_USER, checkpoint=False, grace_s=2.0)
         assert training.wait_for(JobExited).reason is Reason.CANCELLED_BY_USER
+    told = [event.progress.complaint for event in training.all_of(ProgressReported)]
+    assert len([words for words, _ in itertools.groupby(unlogged in words for words in told) if words]) == 1
 
 
 def _newest(cluster: Cluster, mark: int) -> Progress:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
 
 from fedsched import tracing
 from fedsched.core.commands import AdoptJobs, ScaleJob, StartJob, StopJob
@@ -18,30 +19,24 @@ from fedsched.core.job import COORDINATOR, JobSpec, Placement, Reason, TaskPlace
 from fedsched.errors import FedschedError
 from fedsched.executor import orders, records
 from fedsched.executor.backend import TaskBackend
-from fedsched.executor.control import Answer, Control, MemberOrder
-from fedsched.executor.endings import explain
+from fedsched.executor.blame import Blame
+from fedsched.executor.control import Control, MemberOrder
 from fedsched.executor.hearing import Heard
 from fedsched.executor.launching import MACHINE_ERRORS, MachineTrouble
 from fedsched.executor.orders import Surroundings
 from fedsched.executor.records import Attempt, AttemptRecord, CoordinatorRecord, ExitRecord
+from fedsched.executor.resizing import Resize
 from fedsched.executor.roster import Roster, SeenTask
+from fedsched.executor.stopping import Ending
 from fedsched.pb.training_pb2 import JobReport, ScaleReply
 from fedsched.runtime.ports import Post
 
 TICK_S = 0.1
 """How often tasks are looked at when nothing else happens."""
-CLEAN_UP_S = 1.0
-"""Between SIGTERM and SIGKILL for the rest of an attempt that has failed: nothing of it is kept."""
 CULPRIT_S = 5.0
 """How long after a coordinator's complaint the exit of the task that caused it may come."""
-LEAVE_S = 2.0
-"""How long tasks may take to leave by themselves once the job is stopped."""
-NEWS_S = 0.5
-"""How long after a resize failed the news may come that the job has ended: reports come every 0.2 s."""
 SWEEP_S = 30.0
 """Longest wait for what ended tasks left behind."""
-JOB_ENDED = "the job ended: "
-"""What a worker of the elastic runtime says when it ends because the job has failed."""
 JOIN_MARGIN_S = 2.0
 """How much later than the coordinator the executor gives up on tasks that do not join: the coordinator knows names."""
 
@@ -82,44 +77,11 @@ class _LetGo:
 
 
 @dataclass(slots=True)
-class _Resize:
-    order: ScaleJob
-    added: tuple[TaskName, ...]
-    removed: tuple[TaskName, ...]
-    asked: MemberOrder | None = None
-    pause_s: float = 0.0
-    failure: str = ""
-    """Why it is, or will be, rolled back."""
-    settled: bool = False
-    """The members are what they will be; only the `leaving` are waited for."""
-    leaving: tuple[TaskName, ...] = ()
-    term_at: float = float("inf")
-    kill_at: float = float("inf")
-    done_at: float = float("-inf")
-    """Not complete before this."""
-
-
-@dataclass(slots=True)
 class _Restore:
     """What an adoption found: who is a member, and the answer that settles it where other tasks run."""
 
     members: tuple[TaskName, ...]
     asked: MemberOrder | None
-
-
-@dataclass(slots=True)
-class _Ending:
-    """The attempt is to end: the reason, and when which signal follows."""
-
-    reason: Reason
-    message: str
-    term_at: float
-    kill_at: float
-    is_ordered: bool = False
-    """By a StopJob; else the attempt has failed."""
-    answer: Answer | None = None
-    termed: bool = False
-    coordinator_at: float = float("inf")
 
 
 Mail = ScaleJob | StopJob | AdoptJobs | Discard | _LetGo | JobReport
@@ -128,8 +90,8 @@ Mail = ScaleJob | StopJob | AdoptJobs | Discard | _LetGo | JobReport
 class AttemptDriver:
     """One attempt and the thread that looks after it.
 
-    Everything but the mailbox is touched by this thread alone. It never waits longer than a tick, so that an order to
-    stop is obeyed at any moment, also while the attempt starts or is resized.
+    Everything but the mailbox is touched by this thread alone. It waits for nothing longer than a tick but for the back
+    end to take a task, so that an order to stop is obeyed also while the attempt starts or is resized.
 
     Args:
         start: the order that begins the attempt; None to take up what an earlier executor left.
@@ -166,18 +128,17 @@ class AttemptDriver:
         self._waiting: list[ScaleJob] = []
         self._control: Control | None = None
         self._heard = Heard(self.name, files.result, is_new=start is not None)
+        self._blame = Blame(self._heard, self._tasks)
         self._training = False
         self._members_started = False
         self._join_until = float("inf")
         self._settle_until = float("inf")
         self._complaint_at = float("inf")
-        self._resize: _Resize | None = None
+        self._resize: Resize | None = None
         self._restore: _Restore | None = None
-        self._ending: _Ending | None = None
+        self._ending: Ending | None = None
         self._silent = False
         self._let_go = False
-
-    # --- from other threads
 
     def tell(self, mail: Mail) -> None:
         """Hand over an order."""
@@ -198,8 +159,6 @@ class AttemptDriver:
     def join(self, timeout_s: float) -> None:
         """Wait until it no longer is, but not longer than this."""
         self._thread.join(timeout_s)
-
-    # --- the thread
 
     def _run(self) -> None:
         """Look after the attempt until none of its tasks exists any more."""
@@ -223,7 +182,7 @@ class AttemptDriver:
         self._tasks.look()
         self._judge()
         if self._ending is not None:
-            self._push_ending(self._ending)
+            self._ending.push(self._tasks)
         elif not self._training:
             self._push_start()
         elif self._restore is not None:
@@ -259,10 +218,10 @@ class AttemptDriver:
                 self._fail(Reason.LOST, "no job is known that this attempt belongs to")
             case _LetGo():
                 self._let_go = True
-            case _:
+            case JobReport():
                 self._hear(mail)
-
-    # --- start
+            case _:
+                assert_never(mail)
 
     def _begin(self) -> None:
         if self._start_order is not None:
@@ -370,8 +329,6 @@ class AttemptDriver:
                 return True
         return False
 
-    # --- what the job says
-
     def _hear(self, report: JobReport) -> None:
         self._heard.take(report)
         if self._heard.is_ending:
@@ -389,8 +346,6 @@ class AttemptDriver:
         progress = self._heard.news()
         if progress is not None:
             self._post(ProgressReported(self._context.clock(), self._spec.job_id, self._files.number, progress))
-
-    # --- adoption
 
     def _answer_adoption(self) -> None:
         """Say what runs, once that is settled: a half-done start is completed, a half-done resize is resolved first."""
@@ -412,7 +367,7 @@ class AttemptDriver:
             if isinstance(reply, ScaleReply):
                 restore.members = tuple(sorted(TaskName(task) for task in reply.tasks))
             restore.asked = None
-        strangers = [task for task in self._tasks if task not in restore.members and task != COORDINATOR]
+        strangers = [task for task in self._tasks if self._is_stranger(task)]
         if self._tasks.signal(strangers, signal.SIGKILL):
             return
         self._tasks.forget(strangers)
@@ -426,29 +381,20 @@ class AttemptDriver:
         self._adopting = None
         self._post(JobAdopted(self._context.clock(), self._spec.job_id, self._files.number, self._whole))
 
-    # --- resize
-
     def _begin_resize(self, order: ScaleJob) -> None:
-        current = {entry.task for entry in self._placement}
-        wanted = tuple(sorted(entry.task for entry in members_of(order.placement)))
-        resize = _Resize(
-            order,
-            added=tuple(task for task in wanted if task not in current),
-            removed=tuple(task for task in sorted(current) if task not in wanted),
-        )
-        self._resize = resize
+        resize = self._resize = Resize(order, {entry.task for entry in self._placement}, self._tasks)
         moved = self._moved(order)
         if moved:
-            self._roll_back(resize, f"{', '.join(moved)} cannot move to another node while it runs")
+            resize.roll_back(f"{', '.join(moved)} cannot move to another node while it runs")
             return
         try:
             for entry in sorted(order.placement):
                 if entry.task in resize.added:
                     self._start(entry, seq=order.seq)
         except (FedschedError, OSError) as problem:
-            self._roll_back(resize, _text(problem))
+            resize.roll_back(_text(problem))
             return
-        resize.asked = self._ask(order, wanted)
+        resize.asked = self._ask(order, resize.wanted)
 
     def _moved(self, order: ScaleJob) -> list[TaskName]:
         """Tasks that would have to run elsewhere from now on."""
@@ -467,43 +413,16 @@ class AttemptDriver:
     def _reply(self, asked: MemberOrder) -> ScaleReply | str | None:
         return asked.reply(expected=self._tasks.runs(COORDINATOR) and not self._heard.is_ending)
 
-    def _push_resize(self, resize: _Resize) -> None:
+    def _push_resize(self, resize: Resize) -> None:
         if resize.asked is not None:
             reply = self._reply(resize.asked)
             if reply is None:
                 return
-            self._hear_of_switch(resize, reply)
-            resize.asked = None
-        now = time.monotonic()
-        if now >= resize.kill_at:
-            self._tasks.signal(resize.leaving, signal.SIGKILL)
-        elif now >= resize.term_at:
-            self._tasks.signal(resize.leaving, signal.SIGTERM)
-            resize.term_at = float("inf")
-        if now >= resize.done_at and not any(self._tasks.runs(task) for task in resize.leaving):
+            resize.hear(reply, self._spec.grace_s)
+        if resize.push():
             self._finish_resize(resize)
 
-    def _hear_of_switch(self, resize: _Resize, reply: ScaleReply | str) -> None:
-        if isinstance(reply, str):
-            self._roll_back(resize, f"the coordinator did not carry the resize out: {reply}")
-            return
-        if not reply.ok:
-            self._roll_back(resize, resize.failure or reply.message or "the coordinator rolled the resize back")
-            return
-        grace_s = self._spec.grace_s
-        resize.settled, resize.failure, resize.pause_s = True, "", reply.pause_s
-        resize.leaving = resize.removed
-        resize.term_at = time.monotonic() + grace_s / 2
-        resize.kill_at = time.monotonic() + grace_s
-
-    def _roll_back(self, resize: _Resize, message: str) -> None:
-        now = time.monotonic()
-        resize.settled, resize.failure, resize.leaving = True, message, resize.added
-        resize.term_at, resize.kill_at = now, now + CLEAN_UP_S
-        # The job may have come to its end meanwhile: then that is the news, and it arrives within this time.
-        resize.done_at = now + NEWS_S
-
-    def _finish_resize(self, resize: _Resize) -> None:
+    def _finish_resize(self, resize: Resize) -> None:
         self._resize = None
         self._tasks.forget(resize.leaving)
         now, job_id, attempt = self._context.clock(), self._spec.job_id, self._files.number
@@ -517,8 +436,6 @@ class AttemptDriver:
             self._post(ScaleFailed(now, job_id, attempt, self._whole, resize.failure, order.term, order.seq))
         self._answer_adoption()
 
-    # --- tasks that end
-
     def _judge(self) -> None:
         """Decide what the ends of tasks mean for the attempt; the first task that failed is the cause."""
         if self._adopting is not None and self._heard.report is None and self._tasks.runs(COORDINATOR):
@@ -530,58 +447,26 @@ class AttemptDriver:
                 self._judge_exit(task, seen.exit)
         now = time.monotonic()
         if self._ending is None and now > self._complaint_at:
-            self._fail_as_complained()
+            self._fail(*self._blame.as_complained())
         if self._ending is None and now > self._settle_until:
             self._fail_to_settle()
 
     def _judge_exit(self, task: TaskName, record: ExitRecord) -> None:
-        resize = self._resize
-        if resize is not None and not resize.settled and task in resize.added:
-            if resize.failure:
-                return  # The first is the cause; the other newcomers end because of it.
-            resize.failure = explain(task, record, self._tasks.log_tail(task))[1]
-            if resize.asked is not None:
-                resize.asked.lose(task, resize.failure)
-        elif self._is_leaving(task):
-            pass
-        elif resize is not None and task in resize.removed and (record.code == 0 or not record.is_seen):
-            # It left at the switch, of which the coordinator tells only when all others have taken theirs. Nobody sees
-            # an end that cannot be put on record, on a full disk say; the coordinator knows whether it was too early.
-            pass
-        elif record.code == 0:
+        if (self._resize is not None and self._resize.expects(task, record)) or self._is_stranger(task):
+            return
+        if record.code == 0:
             # Either the job's end has begun, or the task left too early; time will tell.
             self._settle_until = min(self._settle_until, time.monotonic() + self._context.deadlines.settle_s)
         elif self._heard.says(JobReport.FINISHED, JobReport.STOPPED):
             pass
-        elif self._is_victim(task, record):
+        elif self._blame.is_victim(task, record):
             self._complaint_at = min(self._complaint_at, time.monotonic() + CULPRIT_S)
         else:
-            self._fail(*self._explain(task, record))
+            self._fail(*self._blame.explain(task, record))
 
-    def _is_victim(self, task: TaskName, record: ExitRecord) -> bool:
-        """Whether the task only ended because another one did: a job that fails takes all of its tasks along, and
-        those often end before the one that is to blame."""
-        if record.code is None:
-            return False
-        if self._heard.report is not None and self._heard.report.phase == JobReport.FAILED:
-            return self._heard.report.message.partition(" ")[0].rstrip(":,") != task
-        return (task == COORDINATOR and self._heard.has_result) or JOB_ENDED in self._tasks.log_tail(task)
-
-    def _is_leaving(self, task: TaskName) -> bool:
-        if self._resize is not None and self._resize.settled:
-            return task in self._resize.leaving
+    def _is_stranger(self, task: TaskName) -> bool:
+        """Whether the task is one that an adoption ends: it was starting or leaving and is no member."""
         return self._restore is not None and task not in self._restore.members and task != COORDINATOR
-
-    def _explain(self, task: TaskName, record: ExitRecord) -> tuple[Reason, str]:
-        reason, message = explain(task, record, self._tasks.log_tail(task))
-        never_trained = reason is Reason.USER_ERROR and not self._heard.has_stepped()
-        return (Reason.START_FAILED if never_trained else reason), message
-
-    def _fail_as_complained(self) -> None:
-        final = self._heard.last()
-        message = final.message if final is not None and final.phase == JobReport.FAILED else ""
-        reason = Reason.USER_ERROR if self._heard.has_stepped() else Reason.START_FAILED
-        self._fail(reason, message or "the job failed and did not say why")
 
     def _fail_to_settle(self) -> None:
         within = f"within {self._context.deadlines.settle_s:g} s"
@@ -590,56 +475,25 @@ class AttemptDriver:
             running = ", ".join(task for task in sorted(self._tasks) if self._tasks.runs(task))
             self._fail(Reason.LOST, f"{running} did not end {within} after the training")
         else:
-            self._fail(*self._explain(*left[0]))
-
-    # --- the attempt's end
+            self._fail(*self._blame.explain(*left[0]))
 
     def _stop(self, order: StopJob) -> None:
-        """Obey an order to stop. A repeated one may change the reason and bring the end nearer, never put it off."""
+        """Obey an order to stop."""
         try:
             records.write(self._files.stop, order)
         except OSError as problem:  # only an adoption would miss it
             _log.warning("cannot take note that %s is to stop: %s", self.name, problem)
-        now = time.monotonic()
-        before = self._ending
-        if before is not None:
-            before.kill_at = min(before.kill_at, now + order.grace_s)
-            if before.is_ordered:
-                before.reason = order.reason
+        if self._ending is not None:
+            self._ending.hasten(order)
             return
-        ending = _Ending(order.reason, "", now, now + order.grace_s, is_ordered=True)
+        answer = None
         if self._control is not None and self._training and not self._heard.is_ending:
-            ending.answer = self._control.stop(order.checkpoint, order.grace_s)
-            ending.term_at = now + order.grace_s / 2
-        self._ending = ending
+            answer = self._control.stop(order.checkpoint, order.grace_s)
+        self._ending = Ending.ordered(order, answer)
 
     def _fail(self, reason: Reason, message: str) -> None:
         if self._ending is None:
-            now = time.monotonic()
-            self._ending = _Ending(reason, message, now, now + CLEAN_UP_S)
-
-    def _push_ending(self, ending: _Ending) -> None:
-        now = time.monotonic()
-        if ending.answer is not None and ending.answer.done():
-            # Stopped: the tasks leave by themselves, and are told to only when they take long.
-            leave_s = 0.0 if ending.answer.exception() is not None else min(LEAVE_S, (ending.kill_at - now) / 2)
-            ending.term_at = min(ending.term_at, now + leave_s)
-            ending.answer = None
-        if now >= ending.kill_at:
-            self._tasks.signal(self._tasks, signal.SIGKILL)
-        elif now >= ending.term_at:
-            members = [task for task in self._tasks if task != COORDINATOR]
-            if ending.termed or not self._tasks.signal(members, signal.SIGTERM):
-                # The coordinator comes last: it writes down how the job ended.
-                self._end_coordinator(ending, now)
-            ending.termed = True
-
-    def _end_coordinator(self, ending: _Ending, now: float) -> None:
-        if any(self._tasks.runs(task) for task in self._tasks if task != COORDINATOR):
-            return
-        ending.coordinator_at = min(ending.coordinator_at, now + (LEAVE_S if ending.is_ordered else 0.0))
-        if now >= ending.coordinator_at:
-            self._tasks.signal([COORDINATOR], signal.SIGTERM)
+            self._ending = Ending.failed(reason, message)
 
     def _is_over(self) -> bool:
         begun = self._tasks or self._start_order is None or self._ending is not None
@@ -668,7 +522,8 @@ class AttemptDriver:
         while self._context.tasks.sweep(self._files, left) and time.monotonic() < until:
             time.sleep(TICK_S)
         progress = self._heard.reached()
-        reason, message = self._verdict(self._heard.result())
+        given = (self._ending.reason, self._ending.message) if self._ending is not None else None
+        reason, message = self._blame.verdict(given)
         message = "; ".join(filter(None, [message, self._heard.remark]))
         event = JobExited(self._context.clock(), self._spec.job_id, self._files.number, reason, message, progress)
         try:
@@ -677,34 +532,6 @@ class AttemptDriver:
             _log.warning("cannot record how %s ended: %s", self.name, problem)
         self._context.tasks.forget(left)
         self._post(event)
-
-    def _verdict(self, result: JobReport | None) -> tuple[Reason, str]:
-        if (result is not None and result.phase == JobReport.FINISHED) or self._heard.says(JobReport.FINISHED):
-            return Reason.FINISHED, self._complaints_after_the_end()
-        if self._ending is not None:
-            return self._ending.reason, self._ending.message
-        if not self._tasks:
-            return Reason.LOST, "no task of the attempt was found"
-        final = result or self._heard.report
-        if final is not None and final.phase == JobReport.FAILED:
-            return (Reason.USER_ERROR if self._heard.has_stepped() else Reason.START_FAILED), final.message
-        ends = sorted(
-            (self._is_victim(task, seen.exit), seen.exit.ended_s, task, seen.exit)
-            for task, seen in self._tasks.items()
-            if seen.exit and seen.exit.code != 0
-        )
-        if ends:
-            return self._explain(ends[0][2], ends[0][3])
-        if final is not None and final.phase == JobReport.STOPPED:
-            return Reason.LOST, "the job was stopped and nobody knows by whom"
-        return self._explain(*next((task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit))
-
-    def _complaints_after_the_end(self) -> str:
-        """A script may still fail after the training is done; the result stands, its user should know."""
-        exits = [(task, seen.exit) for task, seen in sorted(self._tasks.items()) if seen.exit and seen.exit.code]
-        return "; ".join(
-            f"after the training {explain(task, end, self._tasks.log_tail(task))[1]}" for task, end in exits
-        )
 
     def _post(self, event: Event) -> None:
         if not self._silent:

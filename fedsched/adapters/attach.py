@@ -17,6 +17,7 @@ from fedsched.errors import FedschedError
 from fedsched.pb import agents_pb2 as pb
 from fedsched.pb import agents_pb2_grpc as pb_grpc
 from fedsched.runtime import codec, keys
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import KeyChanged, LogPiece, Snapshot, Store
 
 ReadLogs = Callable[[JobId, bool, Mapping[str, int]], Iterator[LogPiece]]
@@ -32,6 +33,7 @@ CREDIT_S = 60.0
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 JOIN_S = 5.0
+"""How long `close` waits for each line's thread."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,11 +119,11 @@ class _Line:
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        pause_s = BACKOFF_FIRST_S
+        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while not self._stopped.is_set():
-            answered = self._attached()
-            pause_s = BACKOFF_FIRST_S if answered else min(pause_s * 2, BACKOFF_MAX_S)
-            self._stopped.wait(pause_s)
+            if self._attached():
+                backoff.reset()
+            self._stopped.wait(backoff.pause_s())
 
     def _attached(self) -> bool:
         """Stay attached until the connection ends; whether there was one."""

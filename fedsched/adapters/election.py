@@ -9,10 +9,13 @@ from collections.abc import Callable
 
 from fedsched.errors import NotFound, StoreUnavailable
 from fedsched.runtime import keys
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Guard, KeyChanged, Put, RevisionIs, Snapshot, Store
 
 JOIN_S = 15.0
+"""How long `close` waits for a call to the store that is under way."""
 RETRY_S = 0.2
+"""Pause after an attempt that the store did not answer, the first time; it doubles up to a third of the lease."""
 _NEVER = -1
 """A revision that no key ever has."""
 
@@ -81,16 +84,17 @@ class Election:
             self._changed.notify()
 
     def _run(self) -> None:
-        pause_s, wait_s = RETRY_S, 0.0
+        backoff, wait_s = Backoff(RETRY_S, self._ttl_s / 3), 0.0
         while self._wait(wait_s):
             try:
                 if self._revision == _NEVER:
                     self._campaign()
                 else:
                     self._renew()
-                pause_s, wait_s = RETRY_S, self._ttl_s / 3
+                backoff.reset()
+                wait_s = self._ttl_s / 3
             except StoreUnavailable:
-                wait_s, pause_s = pause_s, min(pause_s * 2, self._ttl_s / 3)
+                wait_s = backoff.pause_s()
             if self._revision != _NEVER and not self.leading:
                 self._step_down()
         if self._revision != _NEVER:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from fedsched.adapters.etcd_shim import etcdrpc
 from fedsched.adapters.memory import check_transaction
 from fedsched.addresses import channel_options
 from fedsched.errors import NotFound, StoreUnavailable
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import (
     Committed,
     Entry,
@@ -228,9 +228,8 @@ class _EtcdWatch:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._stream: Any = None
-        self._failures = 0
-        # Not a named stream: processes that lost the same server must not come back in step.
-        self._jitter = random.SystemRandom()
+        self._is_interrupted = False
+        self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._thread = threading.Thread(target=self._run, name=f"watch {prefix}", daemon=True)
 
     def start(self) -> None:
@@ -320,18 +319,18 @@ class _EtcdWatch:
                 stream.cancel()
 
     def _report(self, problem: StoreUnavailable) -> None:
-        if not self._failures and not self._closing.is_set():
+        if not self._is_interrupted and not self._closing.is_set():
             _log.warning("watch on %s is interrupted and will resume: %s", self._prefix, problem.message)
 
     def _recovered(self) -> None:
-        if self._failures:
+        if self._is_interrupted:
             _log.info("watch on %s goes on", self._prefix)
-        self._failures = 0
+        self._is_interrupted = False
+        self._backoff.reset()
 
     def _back_off(self) -> None:
-        longest_s = min(BACKOFF_FIRST_S * 2 ** min(self._failures, 16), BACKOFF_MAX_S)
-        self._failures += 1
-        self._closing.wait(longest_s * self._jitter.uniform(0.5, 1.0))
+        self._is_interrupted = True
+        self._closing.wait(self._backoff.pause_s())
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:

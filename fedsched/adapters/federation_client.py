@@ -15,10 +15,10 @@ from flwr.app import Message
 
 from fedsched import tracing
 from fedsched.adapters import flower, flower_client, rpc
-from fedsched.core.ids import stream
 from fedsched.federation.source import WIRE_VERSION, GradientSource, Hello, PolicyOffer
 from fedsched.pb import federation_pb2 as pb
 from fedsched.pb import federation_pb2_grpc as pb_grpc
+from fedsched.runtime.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -128,19 +128,14 @@ class FederationClient:
         self._threads[0].join(2)
 
     def _keep_connected(self) -> None:
-        chance = stream(0, f"federation-client/{self._hello().cluster}")
-        backoff_s = BACKOFF_S_MIN
+        backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX)
         while not self._closing.is_set():
             began_s = time.monotonic()
             refusal = self._hold_stream()
-            if refusal is not None and refusal.code in (pb.Refusal.VERSION_SKEW, pb.Refusal.OTHER_POLICY):
-                wait_s = BACKOFF_REFUSED_S
-            else:
-                lasted = time.monotonic() - began_s >= LASTED_S
-                backoff_s = BACKOFF_S_MIN if lasted else min(BACKOFF_S_MAX, 2 * backoff_s)
-                # Spread, so that all agents do not return in the same instant after a restart of the aggregator.
-                wait_s = backoff_s * (0.5 + chance.random() / 2)
-            self._closing.wait(wait_s)
+            if time.monotonic() - began_s >= LASTED_S:
+                backoff.reset()
+            refused = refusal is not None and refusal.code in (pb.Refusal.VERSION_SKEW, pb.Refusal.OTHER_POLICY)
+            self._closing.wait(BACKOFF_REFUSED_S if refused else backoff.pause_s())
 
     def _hold_stream(self) -> pb.Refusal | None:
         """Connect and serve the stream until it ends; returns the refusal if it ended by one."""

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from fedsched.errors import Conflict, NotFound, StoreUnavailable
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Guard, Put, Store
 
 RETRY_S = 0.2
 """Pause after an attempt that the store did not answer, the first time; it doubles up to a third of the lease."""
 JOIN_S = 15.0
+"""How long `close` waits for a call to the store that is under way."""
 
 
 def _nothing() -> None:
@@ -110,14 +112,14 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         renew_s = time.monotonic() + self._ttl_s / 3
-        pause_s = RETRY_S
+        backoff = Backoff(RETRY_S, self._ttl_s / 3)
         while self._wait(renew_s):
             try:
                 self._keep()
-                pause_s, renew_s = RETRY_S, time.monotonic() + self._ttl_s / 3
+                backoff.reset()
+                renew_s = time.monotonic() + self._ttl_s / 3
             except StoreUnavailable:
-                renew_s = time.monotonic() + pause_s
-                pause_s = min(pause_s * 2, self._ttl_s / 3)
+                renew_s = time.monotonic() + backoff.pause_s()
             self._tell()
             if self._refused:
                 return

@@ -13,12 +13,13 @@ from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobSpec, JobStatus
 from fedsched.errors import StoreUnavailable
 from fedsched.runtime import codec, keys
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Entry, KeyChanged, Post, Snapshot, Store
 
-RETRY_S = 0.5
+RETRY_S = (0.2, 2.0)
+"""First and longest pause before a job is read again while the store is away."""
 
 _log = logging.getLogger(__name__)
-
 
 Taken = Callable[[JobSpec], JobSpec]
 """Gives a job what its tasks and its coordinator will really take here."""
@@ -71,11 +72,12 @@ class AssignmentWatch:
             self._post(CancelRequested(self._clock(), assignment.job_id))
 
     def _read(self, job_id: JobId) -> tuple[JobSpec, JobStatus] | None:
+        backoff = Backoff(*RETRY_S)
         while not self._closing.is_set():
             try:
                 return _job(self._store, job_id)
             except StoreUnavailable:
-                self._closing.wait(RETRY_S)
+                self._closing.wait(backoff.pause_s())
         return None
 
 

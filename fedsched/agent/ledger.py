@@ -13,18 +13,18 @@ from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL
 from fedsched.errors import Conflict, StoreUnavailable
 from fedsched.runtime import codec, keys
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Delete, Put, Store, ValueIs, Write
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 
-_log = logging.getLogger(__name__)
-
-
 PENDING_STEPS_MAX = 100
 """Steps that may wait before those that only tell progress are left out."""
 JOBS_PER_TRANSACTION = 30
 """Jobs whose records go into one transaction; etcd takes 128 writes, and a job needs two or three."""
+
+_log = logging.getLogger(__name__)
 
 
 class StoreLedger:
@@ -73,15 +73,14 @@ class StoreLedger:
 
     def _write(self, records: Sequence[SaveJob]) -> bool:
         writes = self._writes(records)
-        pause_s = BACKOFF_FIRST_S
+        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         while True:
             try:
                 committed = self._store.commit((self._guard,), writes)
             except StoreUnavailable as problem:
                 _log.warning("cannot write %d record(s), trying again: %s", len(records), problem.message)
-                if self._closing.wait(pause_s):
+                if self._closing.wait(backoff.pause_s()):
                     return False
-                pause_s = min(2 * pause_s, BACKOFF_MAX_S)
                 continue
             if not committed.ok:
                 self._inbox.post(

@@ -46,12 +46,14 @@ from fedsched.files import read_whole, write_whole
 from fedsched.policy import checkpoint, registry, speed_checkpoint
 from fedsched.policy.installing import install
 from fedsched.runtime import codec, keys
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Delete, Entry, Put, RevisionIs, Snapshot, Store, ValueIs, Write
 from fedsched.runtime.versioning import NotHere, VersionLoop
 
 _log = logging.getLogger(__name__)
 
-RETRY_S = 0.5
+RETRY_S = (0.2, 2.0)
+"""First and longest pause before an order is kept again while the store is away."""
 
 
 class _Kept(Record, frozen=True):
@@ -228,6 +230,7 @@ class LiveVersions:
         writes: tuple[Write, ...] = (Put(key, codec.dumps(promotion)),)
         if is_new and promotion.seq > HISTORY_KEPT:
             writes += (Delete(keys.promotion(self._cluster, promotion.seq - HISTORY_KEPT)),)
+        backoff = Backoff(*RETRY_S)
         while True:
             try:
                 if self._store.commit(guards, writes).ok:
@@ -237,7 +240,7 @@ class LiveVersions:
                 return entry is not None and entry.value == writes[0].value  # type: ignore[union-attr]  # our own, retried
             except StoreUnavailable as problem:
                 _log.warning("%s waits to be kept: %s", promotion.version, problem.message)
-                if self._closing.wait(RETRY_S):
+                if self._closing.wait(backoff.pause_s()):
                     return False
 
     def install(self, version: Version) -> str:

@@ -40,6 +40,7 @@ from fedsched.federation.averaging import Inspection, Update
 from fedsched.federation.loop import BaseVersion, RoundLoop
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays, Hello, PolicyOffer
+from fedsched.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -239,16 +240,15 @@ class Aggregator:
         return True
 
     def _save_patiently(self, record: RoundRecord, policy: PolicyRecord | None) -> bool:
-        pause_s, longest_s = SAVE_BACKOFF_S
+        backoff = Backoff(*SAVE_BACKOFF_S)
         while True:
             try:
                 self._policies.save(record, policy)
                 return True
             except StoreUnavailable as problem:
                 _log.warning("round %d waits to be saved: %s", record.number, problem.message)
-            if self._closing.wait(pause_s):
+            if self._closing.wait(backoff.pause_s()):
                 return False
-            pause_s = min(longest_s, pause_s * 2)
 
     def offer(self, version: BaseVersion, clusters: tuple[ClusterName, ...]) -> None:
         """Send a version to these clusters."""

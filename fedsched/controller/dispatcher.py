@@ -21,12 +21,13 @@ from fedsched.core.routing import CandidateCluster, Routing, least_of, route
 from fedsched.core.views import Job
 from fedsched.errors import Failed, StoreUnavailable
 from fedsched.runtime import codec, keys
+from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Delete, Guard, Put, RevisionIs, Store
 
 IDLE_S = 1.0
 """A pass is made at least this often, for what time alone brings."""
-BACKOFF_S = 1.0
-"""Pause after the store did not answer."""
+BACKOFF_S = (0.5, 4.0)
+"""First and longest pause after a pass that failed: the store did not answer, mostly."""
 HISTORY_PAUSE_S = 5.0
 """Pause after the history could not be written: each try may wait for it, and dispatching with it."""
 DELETES_MAX = 100
@@ -84,8 +85,7 @@ class Dispatcher:
         self._thread.join(10.0)
 
     def _run(self) -> None:
-        seen = 0
-        away = False
+        seen, away, backoff = 0, False, Backoff(*BACKOFF_S)
         while not self._stop.is_set():
             # Short, so that `close` and a change of the leader are noticed soon.
             seen = self._cache.wait(seen, IDLE_S / 4)
@@ -94,15 +94,16 @@ class Dispatcher:
             try:
                 self.work()
                 away = False
+                backoff.reset()
             except StoreUnavailable as problem:
                 if not away:
                     _log.warning("etcd does not answer, dispatching waits: %s", problem.message)
                 away = True
-                self._stop.wait(BACKOFF_S)
+                self._stop.wait(backoff.pause_s())
             except Exception:
                 # A fault of ours in one job must not stop the others' dispatch for good.
                 _log.exception("a dispatch pass failed")
-                self._stop.wait(BACKOFF_S)
+                self._stop.wait(backoff.pause_s())
 
     def work(self) -> None:
         """One pass: while leading, dispatch; write finished jobs down; while leading, tidy up."""

@@ -12,12 +12,14 @@ import grpc
 
 from fedsched.core.ids import TaskName
 from fedsched.pb import training_pb2, training_pb2_grpc
+from fedsched.runtime.backoff import Backoff
 
 RETRY_S = (0.1, 2.0)
 """First and longest wait before a broken stream of reports is asked for again."""
-
 AGAIN_S = 1.0
 """Between two questions to a coordinator that has not answered."""
+MARGIN_S = 5.0
+"""How much later than its own deadline for a resize a coordinator that lives has answered."""
 ANSWER_S = 400.0
 """How much later than a resize's deadline its answer may come. A switch that has begun takes as long as some steps do,
 and a coordinator ends a job in which none ends for long."""
@@ -48,7 +50,7 @@ class Control:
         self._channel = grpc.insecure_channel(
             address,
             options=[
-                ("grpc.enable_http_proxy", 0),  # always this machine
+                ("grpc.enable_http_proxy", 0),  # a proxy in the environment does not lead into the cluster
                 ("grpc.use_local_subchannel_pool", 1),  # ports are used again by other jobs' coordinators
                 ("grpc.max_reconnect_backoff_ms", 1000),
             ],
@@ -64,7 +66,7 @@ class Control:
         """Order exactly these members."""
         request = training_pb2.ScaleRequest(seq=seq, tasks=tasks, deadline_s=deadline_s)
         # The coordinator keeps the deadline itself; a little later it must have answered.
-        answer: Answer = self._stub.Scale.future(request, timeout=deadline_s + 5.0)
+        answer: Answer = self._stub.Scale.future(request, timeout=deadline_s + MARGIN_S)
         return answer
 
     def lose(self, seq: int, task: TaskName, message: str) -> None:
@@ -88,19 +90,18 @@ class Control:
             self._thread.join(5.0)
 
     def _follow(self) -> None:
-        wait_s = RETRY_S[0]
+        backoff = Backoff(*RETRY_S)
         while not self._closed.is_set():
             try:
                 self._stream = self._stub.Follow(training_pb2.FollowRequest())
                 for report in self._stream:
-                    wait_s = RETRY_S[0]
+                    backoff.reset()
                     self._on_report(report)
             except grpc.RpcError as problem:
                 _log.debug("reports broke off: %s", problem)
             except ValueError:
                 return  # the channel was closed between two tries
-            self._closed.wait(wait_s)
-            wait_s = min(2 * wait_s, RETRY_S[1])
+            self._closed.wait(backoff.pause_s())
 
 
 class MemberOrder:

@@ -32,19 +32,15 @@ from fedsched.core.resources import Resources
 from fedsched.errors import InvalidConfiguration, StartFailed
 from fedsched.executor.launching import MachineTrouble
 from fedsched.executor.records import Attempt, TaskOrder, TaskRecord
-from fedsched.executor.shepherded import (
-    COORDINATOR_NEEDS,
-    Known,
-    Shepherded,
-    TaskCondition,
-)
+from fedsched.executor.shepherded import COORDINATOR_NEEDS, Known, Shepherded, TaskCondition
+from fedsched.runtime.backoff import Backoff
 
 ASK_S = 20.0
 """Longest wait for an answer of the API server."""
 WATCH_S = 300
 """After so long a watch is asked for anew: a connection that died silently must not be trusted for ever."""
-AGAIN_S = 1.0
-"""Between two tries to reach the API server."""
+AGAIN_S = (0.5, 15.0)
+"""First and longest pause between two tries to reach the API server."""
 NAME_MAX = 63
 """Names of pods become names of hosts, which are no longer than this."""
 GONE = 410
@@ -316,16 +312,19 @@ class KubernetesTasks(Shepherded):
     # --- the watch
 
     def _follow(self) -> None:
+        backoff = Backoff(*AGAIN_S)
         while not self._closing.is_set():
             try:
-                self._watch_from(self._list())
+                version = self._list()
+                backoff.reset()
+                self._watch_from(version)
             except client.ApiException as problem:
                 if problem.status != GONE:  # then too much has happened since: list again, at once
                     _log.warning("Kubernetes refused to list pods: %s", _words(problem))
-                    self._closing.wait(AGAIN_S)
+                    self._closing.wait(backoff.pause_s())
             except (urllib3.exceptions.HTTPError, OSError) as problem:
                 _log.warning("the watch of Kubernetes broke off: %s", problem)
-                self._closing.wait(AGAIN_S)
+                self._closing.wait(backoff.pause_s())
 
     def _list(self) -> str:
         began = time.monotonic()

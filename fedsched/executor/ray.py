@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, assert_never
@@ -25,6 +26,7 @@ from fedsched.executor import ray_talk
 from fedsched.executor.launching import MachineTrouble
 from fedsched.executor.records import Attempt, TaskOrder
 from fedsched.executor.shepherded import COORDINATOR_NEEDS, Known, Shepherded, TaskCondition
+from fedsched.runtime.backoff import Backoff
 
 REACH_S = 60.0
 """How long a new driver may take to reach the cluster's head."""
@@ -32,6 +34,8 @@ ASK_S = 30.0
 """Longest wait until Ray has taken a task."""
 AGAIN_S = (1.0, 30.0)
 """First and longest wait before a driver that ended is started anew."""
+LEAVE_S = 5.0
+"""How long a driver may take to end by itself."""
 MIB = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -78,11 +82,15 @@ class RayTasks(Shepherded):
     def close(self) -> None:
         """Let go: the actors go on."""
         self._closing.set()
-        driver = self._driver
-        if driver is not None and driver.stdin is not None:
-            with self._news:
-                driver.stdin.close()
-        self._thread.join(ASK_S)
+        with self._news:
+            if self._driver is not None:
+                self._hang_up(self._driver)
+            self._news.notify_all()  # whoever waits for an answer need not wait longer
+        self._thread.join(LEAVE_S)
+        with self._news:
+            if self._driver is not None:
+                self._driver.kill()  # it waits for a cluster that does not answer
+        self._thread.join(LEAVE_S)
 
     # --- Shepherded
 
@@ -148,14 +156,19 @@ class RayTasks(Shepherded):
                 _log.warning("the process that talks to Ray does not listen: %s", problem)
 
     def _keep_driver(self) -> None:
-        wait_s = AGAIN_S[0]
+        backoff = Backoff(*AGAIN_S)
         while not self._closing.is_set():
             began = time.monotonic()
-            self._run_driver()
+            try:
+                self._run_driver()
+            except OSError as problem:  # no process could be started, or its log has no room: it may pass
+                _log.error("no process that talks to Ray could be started: %s", problem)
             if self._closing.is_set():
                 return
-            wait_s = AGAIN_S[0] if time.monotonic() - began > 2 * AGAIN_S[1] else min(2 * wait_s, AGAIN_S[1])
-            _log.warning("the process that talks to Ray has ended; the next one begins in %g s", wait_s)
+            if time.monotonic() - began > 2 * AGAIN_S[1]:
+                backoff.reset()
+            wait_s = backoff.pause_s()
+            _log.warning("the process that talks to Ray has ended; the next one begins in %.1f s", wait_s)
             self._closing.wait(wait_s)
 
     def _run_driver(self) -> None:
@@ -164,9 +177,10 @@ class RayTasks(Shepherded):
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with self._log_file.open("ab") as log:
             driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        self._driver = driver
-        if self._closing.is_set() and driver.stdin is not None:
-            driver.stdin.close()
+        with self._news:
+            self._driver = driver
+            if self._closing.is_set():
+                self._hang_up(driver)
         try:
             if driver.stdout is not None:
                 self._hear(driver.stdout)
@@ -176,13 +190,18 @@ class RayTasks(Shepherded):
                 self._watched.clear()
                 self._nodes = None
             try:
-                driver.wait(5.0)
+                driver.wait(LEAVE_S)
             except subprocess.TimeoutExpired:
                 driver.kill()
                 driver.wait()
-            for pipe in (driver.stdin, driver.stdout):
-                if pipe is not None:
-                    pipe.close()
+            self._hang_up(driver)
+            if driver.stdout is not None:
+                driver.stdout.close()
+
+    def _hang_up(self, driver: subprocess.Popen[bytes]) -> None:
+        if driver.stdin is not None:
+            with suppress(OSError):  # what was still to be written is for one that is gone
+                driver.stdin.close()
 
     def _hear(self, lines: IO[bytes]) -> None:
         for line in lines:

@@ -10,7 +10,7 @@ import typer
 
 from fedsched.cli.output import table
 from fedsched.cli.sim import Selection
-from fedsched.sim.comparing import Interval, Summary
+from fedsched.sim.comparing import Difference, Interval, Summary
 from fedsched.sim.lessons import (
     Lesson,
     Needed,
@@ -118,6 +118,31 @@ def show_by_cluster(plans: Sequence[Selection], summaries: Sequence[Summary]) ->
             for cluster in plan.experiment.clusters
         ]
         table(("CLUSTER", *(label.upper() for label in figures)), rows)
+
+
+def show_differences_by_cluster(plans: Sequence[Selection], compared: Sequence[Difference]) -> None:
+    """Where clusters are taught together: whether any of them would be better off with the first policy."""
+    for plan in plans:
+        if plan.experiment.federation is None or plan.experiment.training is None:
+            continue
+        length_s = plan.experiment.slot_length_s
+        shown = [item for item in compared if item.arm.experiment == plan.name and item.clusters]
+        figures = {item.arm.policy: dict(item.clusters) for item in shown}
+        if not figures:
+            continue
+        print(f"\nJCT in slots by cluster, less than with {shown[0].baseline.policy} below 0, with 95 % intervals:")
+        rows = [
+            (cluster.name, *(_difference(one.get(cluster.name), length_s) for one in figures.values()))
+            for cluster in plan.experiment.clusters
+        ]
+        table(("CLUSTER", *(label.upper() for label in figures)), rows)
+
+
+def _difference(figure: Interval | None, length_s: float) -> str | None:
+    if figure is None:
+        return None
+    spread = "" if figure.half is None else f" ±{figure.half / length_s:.2f}"
+    return f"{figure.mean / length_s:+.2f}{spread}"
 
 
 def _mean(figure: Interval | None, length_s: float) -> str | None:

@@ -16,7 +16,14 @@ from typing import Any
 import typer
 
 from fedsched.cli.federated import show_federations
-from fedsched.cli.lessons import give_lessons, plain_lessons, plain_progress, show_by_cluster, show_lessons
+from fedsched.cli.lessons import (
+    give_lessons,
+    plain_lessons,
+    plain_progress,
+    show_by_cluster,
+    show_differences_by_cluster,
+    show_lessons,
+)
 from fedsched.cli.output import span, table
 from fedsched.cli.sim import Selection
 from fedsched.errors import Failed, InvalidInput
@@ -121,6 +128,7 @@ def carry_out(
             show_federations(runs)
             show_lessons(plans, taught)
             show_by_cluster(plans, summaries)
+            show_differences_by_cluster(plans, compared)
             _show_differences(compared)
     _refuse_partial(plans, runs, check=check)
 

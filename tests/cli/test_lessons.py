@@ -13,7 +13,7 @@ from fedsched.sim import lessons
 from fedsched.sim.lessons import Lesson, Taught, teach
 from tests.cli.conftest import Run
 from tests.sim.test_lessons import TRAINING
-from tests.sim.test_teaching import ONE
+from tests.sim.test_teaching import ONE, THREE
 
 
 @pytest.fixture
@@ -41,6 +41,10 @@ def test_programs_get_every_training_and_every_pair_of_training_and_workload(run
     ]
     assert [len(one["looks"]) for one in told["training"]] == [2, 2, 1, 1]
     assert {one["slots_to_quality"] for one in told["training"]} == {0.0}
+    assert [(one["policy"], one["slots_to_quality"], one["slots_for_good"]) for one in told["progress"]] == [
+        ("dl2", [0.0, 0.0], [0.0, 0.0]),
+        ("same", [0.0, 0.0], [0.0, 0.0]),
+    ]
     assert {one["looks"][-1]["slots"] > 0 for one in told["training"] if one["policy"] == "dl2"} == {True}
 
 
@@ -49,7 +53,24 @@ def test_people_see_how_the_lessons_went(run: Run, file: str) -> None:
     assert done.code == 0, done.err
     assert "while they were taught, JCT in slots on further held-out jobs:" in done.out
     head = next(line for line in done.out.splitlines() if line.startswith("POLICY") and "START" in line)
-    assert head.split() == ["POLICY", "TRAININGS", "SLOTS", "START", "LOWEST", "LAST", "GOOD", "ENOUGH", "AFTER"]
+    needed = "GOOD ENOUGH AFTER TO THE FIRST FOR GOOD AFTER TO THE FIRST"
+    assert head.split() == ["POLICY", "TRAININGS", "SLOTS", "START", "LOWEST", "LAST", *needed.split()]
+
+
+def test_what_a_cluster_gains_by_the_others_is_told_cluster_by_cluster(run: Run, tmp_path: Path) -> None:
+    """A mean over clusters would hide the one that would be better off alone."""
+    plain: dict[str, Any] = {**THREE, "seeds": 1, "policies": {"alone": {"name": "dl2"}, "all": {"name": "dl2"}}}
+    lessons = {**TRAINING, "window": 5, "policies": {"alone": {"together": 1, "runs": 0}, "all": {}}}
+    plain["training"] = {**lessons, "seeds": 1}
+    path = tmp_path / "taught.yaml"
+    path.write_text(yaml.safe_dump(plain, sort_keys=False))
+    done = run("sim", "compare", str(path), "--workers", "1")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    at = lines.index("JCT in slots by cluster, less than with alone below 0, with 95 % intervals:")
+    assert lines[at + 1].split() == ["CLUSTER", "ALL"]
+    assert [line.split()[0] for line in lines[at + 2 : at + 5]] == ["east", "north", "west"]
+    assert all(line.split()[1][0] in "+-" for line in lines[at + 2 : at + 5])
 
 
 def test_a_lesson_that_fails_costs_its_own_rows_only(

@@ -6,19 +6,15 @@ loaded one (the rule of DL2's reference code, by dominant share instead of a sum
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from heapq import heappop, heappush
 from operator import itemgetter
-from random import Random
 
-from fedsched.core.choosing import Rule, left_over
-from fedsched.core.cluster import Node
+from fedsched.core.choosing import Rule
 from fedsched.core.decision import JobView, Observation
 from fedsched.core.ids import JobId, NodeName, TaskName, stream
 from fedsched.core.job import (
     COORDINATOR,
-    TASKS_MAX,
     Allocation,
     Placement,
     Role,
@@ -27,218 +23,11 @@ from fedsched.core.job import (
     sized,
     task_name,
 )
-from fedsched.core.packing import pack, pack_and_one, times
-from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of
+from fedsched.core.packing import pack, pack_and_one
+from fedsched.core.resources import Resources, amount_of, resources_of
+from fedsched.core.vacancies import Vacancies
 
-_Kind = tuple[str, bool, Resources]
-"""What of a node does not change within a slot: accelerator, whether it takes tasks, capacity."""
-_Group = tuple[int, int, int]
-"""Number of the kind, what is free, and what of that is firm."""
 _job_id = itemgetter(0)
-_Grade = tuple[bool, int, tuple[float, ...]]
-"""Whether a running task would have to go, how little the accelerator is liked, and the rule's rank."""
-
-
-class _Rooms:
-    """What is free on each node, and what of that is firm: free even if all running tasks were granted again.
-
-    Nodes of one kind with as much free and as much firm are as good as each other but for their names, and in a large
-    cluster there are few such groups; so a node is chosen among groups. Amounts are integers; see `amount_of`.
-    """
-
-    def __init__(self, nodes: Iterable[Node], rule: Rule, chance: Random) -> None:
-        self._rule = rule
-        self._chance = chance
-        self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
-        self.free = {name: amount_of(node.capacity) for name, node in self.nodes.items()}
-        self.firm = dict(self.free)
-        self._names = list(self.nodes)
-        self._index = {name: index for index, name in enumerate(self._names)}
-        kinds = {name: (node.accelerator, node.schedulable, node.capacity) for name, node in self.nodes.items()}
-        self._every_kind = list(dict.fromkeys(kinds.values()))
-        number = {kind: at for at, kind in enumerate(self._every_kind)}
-        self._kinds = {name: number[kind] for name, kind in kinds.items()}
-        self._group_of: dict[NodeName, _Group] = {}
-        self._sizes: dict[_Group, int] = {}
-        """How many nodes are in each group; empty ones are left out."""
-        self._members: dict[_Group, list[int]] = {}
-        """Heaps of indices of nodes, some of which may have left."""
-        self._graded: dict[tuple[int, tuple[str, ...]], dict[_Group, _Grade]] = {}
-        """By demand and accelerators that will do: all groups with room, with their grades; the lowest is best."""
-        self.moved = dict.fromkeys(self._names)
-        """Nodes that are in another group than is noted. Noting it can wait until somebody looks for a node, which
-        most grants do not: they confirm what runs."""
-
-    def take(self, node: NodeName, demand: int) -> None:
-        self.free[node] -= demand
-        self.firm[node] -= demand
-        self.moved[node] = None
-
-    def give_back(self, node: NodeName, demand: int) -> None:
-        self.take(node, -demand)
-
-    def soften(self, node: NodeName, demand: int) -> None:
-        """A running task holds this."""
-        self.firm[node] -= demand
-        self.moved[node] = None
-
-    def confirm(self, node: NodeName, demand: int) -> None:
-        """What a running task holds is granted."""
-        self.free[node] -= demand
-        self.moved[node] = None
-
-    def release(self, node: NodeName, demand: int) -> None:
-        """It is not granted any more."""
-        self.confirm(node, -demand)
-
-    def fits(self, node: NodeName, demand: int) -> bool:
-        return not (self.free[node] - demand) & OVERDRAWN
-
-    def could_hold(self, demand: int, count: int, accelerators: tuple[str, ...]) -> bool:
-        """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
-        if self._rule == "random":
-            return True  # what is drawn for tasks that do not fit is part of a run's story
-        sizes = self._sizes
-        for group in self._fitting(demand, accelerators):
-            count -= sizes[group] * _times(group[1], demand)
-            if count <= 0:
-                return True
-        return count <= 0
-
-    def could_hold_both(self, one: int, other: int, accelerators: tuple[str, ...]) -> bool:
-        """Whether a task of either demand fits, both at once: on one node, or on two."""
-        ones, others = self._fitting(one, accelerators), self._fitting(other, accelerators)
-        if not ones or not others:
-            return False
-        for _, free, _ in ones:
-            if not (free - one - other) & OVERDRAWN:
-                return True
-        sizes = self._sizes
-        return not (sum(sizes[group] for group in ones) == 1 and ones.keys() == others.keys() and len(others) == 1)
-
-    def _note(self) -> None:
-        moved = self.moved
-        if not moved:
-            return
-        sizes, group_of, members = self._sizes, self._group_of, self._members
-        kinds, free, firm, index = self._kinds, self.free, self.firm, self._index
-        for name in moved:
-            group = (kinds[name], free[name], firm[name])
-            before = group_of.get(name)
-            if group == before:
-                continue
-            if before is not None:
-                sizes[before] -= 1
-                if not sizes[before]:
-                    self._retire(before)
-            group_of[name] = group
-            if group in sizes:
-                sizes[group] += 1
-                heappush(members[group], index[name])
-            else:
-                sizes[group], members[group] = 1, [index[name]]
-                self._introduce(group)
-        moved.clear()
-
-    def _introduce(self, group: _Group) -> None:
-        for (demand, accelerators), graded in self._graded.items():
-            if self._would_take(group, demand, accelerators):
-                graded[group] = self._grade(group, demand, accelerators)
-
-    def _retire(self, group: _Group) -> None:
-        del self._sizes[group], self._members[group]
-        for graded in self._graded.values():
-            graded.pop(group, None)
-
-    def choose(self, demand: int, accelerators: tuple[str, ...], own: Collection[NodeName] = ()) -> NodeName | None:
-        """A node with room by the rule, before any that would push a running task from its place.
-
-        Args:
-            own: nodes that the job is on already; `consolidate` prefers them.
-        """
-        if self._rule == "random":
-            return self._choose_any(demand, accelerators)
-        others = self._best_group(demand, accelerators)
-        if not own:
-            return self._names[others[1]] if others is not None else None
-        mine = [
-            (self._grade(group, demand, accelerators), self._index[name])
-            for name, group in ((name, self._group_of[name]) for name in own if name in self._index)
-            if self._would_take(group, demand, accelerators)
-        ]
-        if not mine:
-            return self._names[others[1]] if others is not None else None
-        best = min(mine)
-        assert others is not None  # its own nodes are among them
-        # Of equal grades but for the rank, a node that the job is on already comes first.
-        return self._names[best[1] if best[0][:2] <= others[0][:2] else others[1]]
-
-    def _fitting(self, demand: int, accelerators: tuple[str, ...]) -> dict[_Group, _Grade]:
-        """All groups with room for the task, with their grades."""
-        self._note()
-        graded = self._graded.get((demand, accelerators))
-        if graded is None:
-            graded = self._graded[demand, accelerators] = {
-                group: self._grade(group, demand, accelerators)
-                for group in self._sizes
-                if self._would_take(group, demand, accelerators)
-            }
-        return graded
-
-    def _best_group(self, demand: int, accelerators: tuple[str, ...]) -> tuple[_Grade, int] | None:
-        """The best grade, and the first node that has it."""
-        graded = self._fitting(demand, accelerators)
-        if not graded:
-            return None
-        best = min(graded.values())
-        return best, min([self._first(group) for group, grade in graded.items() if grade == best])
-
-    def _first(self, group: _Group) -> int:
-        members, names, group_of = self._members[group], self._names, self._group_of
-        while group_of[names[members[0]]] != group:
-            heappop(members)
-        return members[0]
-
-    def _choose_any(self, demand: int, accelerators: tuple[str, ...]) -> NodeName | None:
-        best: tuple[bool, int, float, NodeName] | None = None
-        for name in self._names:
-            group = (self._kinds[name], self.free[name], self.firm[name])
-            if self._would_take(group, demand, accelerators):
-                grade = (*self._grade(group, demand, accelerators)[:2], self._chance.random(), name)
-                best = grade if best is None or grade < best else best
-        return best[-1] if best is not None else None
-
-    def _would_take(self, group: _Group, demand: int, accelerators: tuple[str, ...]) -> bool:
-        return not (group[1] - demand) & OVERDRAWN and _takes(self._every_kind[group[0]], accelerators)
-
-    def _grade(self, group: _Group, demand: int, accelerators: tuple[str, ...]) -> _Grade:
-        kind, free, firm = group
-        accelerator, _, capacity = self._every_kind[kind]
-        if self._rule == "spread":
-            rank: tuple[float, ...] = (_share_with(capacity, free, demand),)
-        else:
-            rank = left_over(resources_of(free))
-        return bool((firm - demand) & OVERDRAWN), _preference(accelerator, accelerators), rank
-
-
-def _takes(kind: _Kind, accelerators: tuple[str, ...]) -> bool:
-    return kind[1] and (not accelerators or kind[0] in accelerators)
-
-
-@lru_cache(maxsize=65_536)
-def _times(free: int, demand: int) -> int:
-    """How many tasks fit in what is free; any number of those that take nothing."""
-    return max(0, times(resources_of(demand), resources_of(free), TASKS_MAX))
-
-
-@lru_cache(maxsize=65_536)
-def _share_with(capacity: Resources, free: int, demand: int) -> float:
-    """The dominant share of a node that is taken once it holds this too."""
-    return (capacity - resources_of(free - demand)).dominant_share(capacity)
-
-
-def _preference(accelerator: str, accelerators: tuple[str, ...]) -> int:
-    return accelerators.index(accelerator) if accelerator in accelerators else 0
 
 
 class _Part:
@@ -271,10 +60,12 @@ class _Grant:
         self.places_coordinator = bool(view.coordinator) if view.placement else self.coordinator.amount > 0
         """Whether the next grant has to find it a place, too: the first one of the slot. A job that was started without
         one goes on without."""
-        for entry in (*view.coordinator, *view.placement):
-            self.part_of(entry).unconfirmed.append(entry)
-        self._taken = {entry.task for entry in view.placement}
-        """Names of tasks that run or are granted."""
+        servers = allocation_of(view.placement).ps
+        self.worker.unconfirmed = list(view.placement[servers:])
+        self.ps.unconfirmed = list(view.placement[:servers])
+        self.coordinator.unconfirmed = list(view.coordinator)
+        self._taken: set[TaskName] | None = None
+        """Names of tasks that run or are granted; None until a new one is wanted."""
 
     def part_of(self, entry: TaskPlacement) -> _Part:
         if entry.task.startswith(_WORKERS):
@@ -292,7 +83,8 @@ class _Grant:
     def add(self, entry: TaskPlacement, part: _Part) -> None:
         self.granted.append(entry)
         part.count += 1
-        self._taken.add(entry.task)
+        if self._taken is not None:
+            self._taken.add(entry.task)
         if part is self.coordinator:
             self.places_coordinator = False
 
@@ -309,11 +101,14 @@ class _Grant:
         if part is self.coordinator:
             self.places_coordinator = True
         if not ran:
-            self._taken.discard(entry.task)
+            if self._taken is not None:
+                self._taken.discard(entry.task)
             part.unused = 0
 
     def unused_name(self, part: _Part) -> TaskName:
         """The lowest index that neither a granted nor a running task of the job carries."""
+        if self._taken is None:
+            self._taken = {entry.task for entry in (*self.view.placement, *self.granted)}
         while (name := _name(part.role, part.unused)) in self._taken:
             part.unused += 1
         return name
@@ -333,11 +128,10 @@ class TentativePlacement:
     """
 
     def __init__(self, observation: Observation, keep_running: bool = True, rule: Rule = "spread") -> None:
-        self._rooms = _Rooms(observation.nodes, rule, stream(observation.slot, "placement"))
-        self._gathers = rule == "consolidate"
         self._grants = {view.job_id: _Grant(view) for view in observation.jobs}
-        for grant in self._grants.values():
-            self._reserve(grant)
+        running = [(part.unconfirmed, part.amount) for grant in self._grants.values() for part in grant.parts]
+        self._rooms = Vacancies(observation.nodes, running, rule, stream(observation.slot, "placement"))
+        self._gathers = rule == "consolidate"
         for grant in self._grants.values():
             if grant.view.pinned:
                 self._confirm_all(grant)
@@ -360,6 +154,8 @@ class TentativePlacement:
             if allowed and accelerator not in allowed:
                 return False
             allowed = (accelerator,)
+        if not grant.places_coordinator and allowed == view.accelerators and self._keep(grant, workers, ps):
+            return True
         return self._place(grant, workers, ps, allowed)
 
     def allocation(self, job_id: JobId) -> Allocation:
@@ -398,13 +194,6 @@ class TentativePlacement:
                 self._undo(grant, entry, grant.part_of(entry), ran)
         return fits
 
-    def _reserve(self, grant: _Grant) -> None:
-        firm = self._rooms.firm
-        for part in grant.parts:
-            for entry in part.unconfirmed:
-                if entry.node in firm:
-                    self._rooms.soften(entry.node, part.amount)
-
     def _confirm_all(self, grant: _Grant) -> None:
         for part in grant.parts:
             self._confirm(grant, part, len(part.unconfirmed))
@@ -420,21 +209,41 @@ class TentativePlacement:
     def _confirm(self, grant: _Grant, part: _Part, count: int) -> None:
         """Grant so many running tasks, if there are as many, their own places again, lowest index first."""
         confirmed, part.unconfirmed = part.unconfirmed[:count], part.unconfirmed[count:]
-        for entry in confirmed:
-            if entry.node in self._rooms.free:
-                self._rooms.confirm(entry.node, part.amount)
+        self._rooms.confirm([entry for entry in confirmed if entry.node in self._rooms.nodes], part.amount)
         grant.add_all(confirmed, part)
+
+    def _keep(self, grant: _Grant, workers: int, ps: int) -> bool:
+        """Grant so many running tasks their places again, if nothing can be in their way; else change nothing.
+
+        Most tasks of most slots stay, thousands of them on a large cluster, so this is written for speed.
+        """
+        rooms, worker, server = self._rooms, grant.worker, grant.ps
+        if len(worker.unconfirmed) < workers or len(server.unconfirmed) < ps:
+            return False
+        staying, beside = worker.unconfirmed[:workers], server.unconfirmed[:ps]
+        if not rooms.all_can_stay(staying + beside):
+            return False
+        if staying:
+            rooms.confirm(staying, worker.amount)
+            del worker.unconfirmed[:workers]
+            worker.count += workers
+            grant.granted += staying
+        if beside:
+            rooms.confirm(beside, server.amount)
+            del server.unconfirmed[:ps]
+            server.count += ps
+            grant.granted += beside
+        return True
 
     def _place(self, grant: _Grant, workers: int, ps: int, allowed: tuple[str, ...]) -> bool:
         """Place all or nothing: spread by load and, where that runs into a corner, packed exactly.
 
         The coordinator needs no accelerator, so any node will do for it.
         """
-        if not grant.places_coordinator:
-            if workers + ps == 1:
-                return self._place_single(grant, grant.worker if workers else grant.ps, allowed)
-            if workers == ps == 1 and self._stay_both(grant, allowed):
-                return True
+        if workers + ps == 1 and not grant.places_coordinator:
+            part = grant.worker if workers else grant.ps
+            stays = part.unconfirmed and self._stay(grant, part, 1, allowed)
+            return bool(stays or self._place_one(grant, part, allowed))
         wanted: tuple[tuple[_Part, int, tuple[str, ...]], ...]
         wanted = ((grant.worker, workers, allowed), (grant.ps, ps, allowed))
         if grant.places_coordinator:
@@ -458,43 +267,6 @@ class TentativePlacement:
                 added.append((part, entry))
         return True
 
-    def _place_single(self, grant: _Grant, part: _Part, allowed: tuple[str, ...]) -> bool:
-        """`_place` for one task, which is what policies that go step by step ask for most."""
-        unconfirmed, rooms = part.unconfirmed, self._rooms
-        if unconfirmed:
-            node = unconfirmed[0].node
-            left = rooms.free.get(node, -1) - part.amount
-            if not left & OVERDRAWN and allowed == grant.view.accelerators:
-                rooms.free[node], rooms.moved[node] = left, None
-                grant.granted.append(unconfirmed.pop(0))
-                part.count += 1
-                return True
-            if self._stay(grant, part, 1, allowed):
-                return True
-        return self._place_one(grant, part, allowed) is not None
-
-    def _stay_both(self, grant: _Grant, allowed: tuple[str, ...]) -> bool:
-        """Grant the next running task of each role its place again, if both can stay; else change nothing.
-
-        Most bundles of most slots are of such tasks.
-        """
-        worker, ps = grant.worker, grant.ps
-        if not worker.unconfirmed or not ps.unconfirmed or allowed != grant.view.accelerators:
-            return False
-        one, other, free, moved = worker.unconfirmed[0], ps.unconfirmed[0], self._rooms.free, self._rooms.moved
-        node, beside = one.node, other.node
-        left = free.get(node, -1) - worker.amount
-        left_beside = (left if beside == node else free.get(beside, -1)) - ps.amount
-        if (left | left_beside) & OVERDRAWN:
-            return False
-        free[node], moved[node] = left, None
-        free[beside], moved[beside] = left_beside, None
-        del worker.unconfirmed[0], ps.unconfirmed[0]
-        grant.granted += (one, other)
-        worker.count += 1
-        ps.count += 1
-        return True
-
     def _take_back(
         self, grant: _Grant, kept: list[tuple[_Part, list[TaskPlacement]]], added: list[tuple[_Part, TaskPlacement]]
     ) -> None:
@@ -506,26 +278,27 @@ class TentativePlacement:
 
     def _pack(self, grant: _Grant, workers: int, ps: int, allowed: tuple[str, ...]) -> bool:
         """Place new tasks where an exact packing finds room; least loaded first may leave holes that fit nobody."""
-        if workers == ps == 1 and not self._rooms.could_hold_both(grant.worker.amount, grant.ps.amount, allowed):
+        rooms, wanted = self._rooms, ((grant.worker, workers), (grant.ps, ps))
+        if any(count and not rooms.could_hold(part.amount, count, allowed) for part, count in wanted):
             return False
-        amounts = {part.amount for part, count in ((grant.worker, workers), (grant.ps, ps)) if count}
+        amounts = {part.amount for part, count in wanted if count}
         names = [
             name
-            for name, node in self._rooms.nodes.items()
+            for name, node in rooms.nodes.items()
             if node.schedulable
             and (not allowed or node.accelerator in allowed)
-            and any(self._rooms.fits(name, amount) for amount in amounts)
+            and any(rooms.fits(name, amount) for amount in amounts)
         ]
         spot, found = self._packing(grant, names, Allocation(workers, ps))
         if found is None:
             return False
         if spot is not None:
-            self._rooms.take(spot, grant.coordinator.amount)
+            rooms.take(spot, grant.coordinator.amount)
             grant.add(TaskPlacement(COORDINATOR, spot), grant.coordinator)
         for name, size in zip(names, found, strict=True):
             for part, count in ((grant.worker, size.workers), (grant.ps, size.ps)):
                 for _ in range(count):
-                    self._rooms.take(name, part.amount)
+                    rooms.take(name, part.amount)
                     grant.add(TaskPlacement(grant.unused_name(part), name), part)
         return True
 
@@ -545,41 +318,22 @@ class TentativePlacement:
         return (names[found[0]], found[1]) if found is not None else (None, None)
 
     def _stay(self, grant: _Grant, part: _Part, count: int, allowed: tuple[str, ...]) -> list[TaskPlacement]:
-        """Grant up to so many running tasks their places again, where there is still room for them.
-
-        Most tasks of most slots stay, thousands of them on a large cluster, so this is written for speed: as long as
-        all can stay there is nothing to sort out.
-        """
-        unconfirmed, demand, rooms = part.unconfirmed, part.amount, self._rooms
-        free, moved = rooms.free, rooms.moved
+        """Grant up to so many running tasks their places again, where there is still room for them."""
+        rooms, demand = self._rooms, part.amount
         # Else a running task may stay wherever it is.
         narrowed = bool(allowed) and allowed != grant.view.accelerators
-        stayed = unconfirmed[:count]
-        for entry in stayed:
-            node = entry.node
-            left = free.get(node, -1) - demand
-            if left & OVERDRAWN or (narrowed and rooms.nodes[node].accelerator not in allowed):
-                break
-            free[node] = left
-            moved[node] = None
+        stayed, others = part.unconfirmed[:count], part.unconfirmed[count:]
+        if not narrowed and rooms.all_can_stay(stayed):
+            rooms.confirm(stayed, demand)
         else:
-            part.unconfirmed = unconfirmed[count:]
-            grant.add_all(stayed, part)
-            return stayed
-        stayed, unconfirmed = stayed[: stayed.index(entry)], unconfirmed[stayed.index(entry) :]
-        others: list[TaskPlacement] = []
-        for position, entry in enumerate(unconfirmed):
-            node = entry.node
-            left = free.get(node, -1) - demand
-            if left & OVERDRAWN or (narrowed and rooms.nodes[node].accelerator not in allowed):
-                others.append(entry)
-                continue
-            free[node] = left
-            moved[node] = None
-            stayed.append(entry)
-            if len(stayed) == count:
-                others += unconfirmed[position + 1 :]
-                break
+            stayed, others = [], []
+            for entry in part.unconfirmed:
+                fits = len(stayed) < count and rooms.fits(entry.node, demand)
+                if fits and not (narrowed and rooms.nodes[entry.node].accelerator not in allowed):
+                    rooms.confirm((entry,), demand)
+                    stayed.append(entry)
+                else:
+                    others.append(entry)
         part.unconfirmed = others
         grant.add_all(stayed, part)
         return stayed

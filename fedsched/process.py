@@ -60,11 +60,11 @@ def keep_to_one_core() -> None:
 
     It is not said by variables of the environment, because jobs would inherit those.
     """
-    import torch
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(1)
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def leave(code: int) -> NoReturn:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from fedsched import __version__
 from fedsched.adapters.attach import AttachClient, ReadLogs
 from fedsched.adapters.etcd import EtcdStore
-from fedsched.adapters.federation_client import FederationClient
 from fedsched.adapters.lease import LeaseKeeper
 from fedsched.agent.assignments import AssignmentWatch, assigned
 from fedsched.agent.deciding import DecidingPolicy
@@ -62,6 +61,7 @@ from fedsched.runtime.loop import Loop
 from fedsched.runtime.ports import LogPiece, ValueIs
 
 if TYPE_CHECKING:
+    from fedsched.adapters.federation_client import FederationClient
     from fedsched.learn.sharing import SpeedSharing
 
 _log = logging.getLogger(__name__)
@@ -294,6 +294,8 @@ class Agent:
     def _join_federation(
         self, aggregator: str, exchange: ClusterLearning | SpeedSharing, versions: LiveVersions
     ) -> FederationClient:
+        from fedsched.adapters.federation_client import FederationClient  # Flower takes a second to load
+
         def hello() -> Hello:
             return Hello(self._cluster, self._term, __version__, self._policy.name, exchange.version, exchange.samples)
 

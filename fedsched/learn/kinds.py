@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsched.config import LearningConfig, PolicyConfig, PromotionConfig
 from fedsched.core.decision import Policy
 from fedsched.errors import InvalidInput
-from fedsched.learn.actor_critic import Learner
-from fedsched.learn.clipped import SetLearner
 from fedsched.learn.exploration import JobAware
 from fedsched.learn.learner import ClusterLearner
-from fedsched.learn.own_track import OwnTrack
 from fedsched.policy import registry
 from fedsched.policy import set as set_policy
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Dl2Shape, Explorer, initial
 from fedsched.policy.learnable import Learnable
 from fedsched.policy.set import Set
+
+if TYPE_CHECKING:  # what learns takes seconds to load, and most who ask here decide only
+    from fedsched.learn.actor_critic import Learner
+    from fedsched.learn.clipped import SetLearner
 
 AT_ONCE = PromotionConfig(accept="at_once")
 """Nothing is learned beside what the federation, if there is one, makes of it."""
@@ -46,10 +47,16 @@ class Kind:
     ) -> ClusterLearner:
         """What teaches it in a cluster of a federation, beginning with these weights."""
         learner = self.learner(first.shape, learning, batch_size)
-        return OwnTrack(learner, first, promotion.own) if promotion.accept == "own_track" else learner
+        if promotion.accept != "own_track":
+            return learner
+        from fedsched.learn.own_track import OwnTrack
+
+        return OwnTrack(learner, first, promotion.own)
 
 
 def _dl2_learner(shape: Dl2Shape, config: LearningConfig, batch_size: int) -> Learner:
+    from fedsched.learn.actor_critic import Learner
+
     return Learner(
         shape,
         config.capacity(batch_size),
@@ -68,6 +75,8 @@ def _dl2_fresh(seed: int, window: int | None) -> Checkpoint:
 
 
 def _set_learner(shape: set_policy.SetShape, config: LearningConfig, batch_size: int) -> SetLearner:
+    from fedsched.learn.clipped import SetLearner
+
     return SetLearner(config.capacity(batch_size))
 
 

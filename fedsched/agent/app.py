@@ -50,7 +50,6 @@ from fedsched.federation.source import Hello
 from fedsched.learn import kinds
 from fedsched.learn.contributing import ClusterLearning
 from fedsched.learn.learner import ClusterLearner
-from fedsched.learn.own_track import OwnTrack
 from fedsched.policy import guardrail, registry
 from fedsched.policy.disciplines import ranks
 from fedsched.policy.learnable import Learnable
@@ -273,8 +272,11 @@ class Agent:
         # Who takes part in no federation has nothing to learn beside.
         promotion = config.promotion if config.aggregator is not None else kinds.AT_ONCE
         learner = kinds.learner_for(policy, config.learning, RoundConfig().batch_size, promotion)
-        if isinstance(learner, OwnTrack) and isinstance(policy, Learnable):
-            learner.join(policy, versions.offered)
+        if learner is not None and promotion.accept == "own_track":
+            from fedsched.learn.own_track import OwnTrack  # torch takes seconds to load
+
+            if isinstance(learner, OwnTrack) and isinstance(policy, Learnable):
+                learner.join(policy, versions.offered)
         return learner
 
     def _exchange(

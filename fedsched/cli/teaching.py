@@ -137,7 +137,7 @@ def at_work(place: Place, weights: Iterable[Path] = ()) -> Iterator[None]:
             sweep(path)
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError):
             left = f"--resume goes on from {place.state}" if place.state.exists() else "nothing is kept yet"
             note(f"the training is interrupted; {left}")
             raise

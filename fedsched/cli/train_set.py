@@ -133,7 +133,9 @@ def train_set(
         begun = training_state.load(place.state, recipe) if on else None
         teaching = _teaching(grounds, teacher, teacher_checkpoint, tell) if begun is None else None
         looks = 2 + -(-improvements // plan.check_every) * 2  # at most: after a step back the old weights count again
-        with shown(_view(cases), looks, 0 if begun is None else len(begun.rest["curve"])) as show:
+        with training_state.taken_apart():
+            looked = 0 if begun is None else len(begun.rest["curve"])
+        with shown(_view(cases), looks, looked) as show:
 
             def keep(kept: Kept, curve: Sequence[Mark]) -> None:
                 kept.save(place.state)

@@ -173,5 +173,6 @@ def _begun(place: Place, recipe: Mapping[str, Any]) -> tuple[SpeedStatistics, li
     from fedsched.sim.speed_training import Run
 
     kept = training_state.load(place.state, recipe)
-    found = speed_checkpoint.from_bytes(kept.arrays["statistics"].tobytes(), str(place.state))
-    return found.statistics, [Run(**run) for run in kept.rest["runs"]]
+    with training_state.taken_apart():
+        found = speed_checkpoint.from_bytes(kept.arrays["statistics"].tobytes(), str(place.state))
+        return found.statistics, [Run(**run) for run in kept.rest["runs"]]

@@ -32,13 +32,23 @@ def adam_state(optimiser: torch.optim.Adam) -> dict[str, NDArray[Any]]:
     }
 
 
+_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+"""What Adam keeps of each weight."""
+
+
 def restore_adam(optimiser: torch.optim.Adam, state: Mapping[str, NDArray[Any]]) -> None:
-    """Go on from the moments that `adam_state` gave."""
+    """Go on from the moments that `adam_state` gave.
+
+    Raises:
+        ValueError: some are missing.
+    """
     moments: dict[int, dict[str, torch.Tensor]] = {}
     for key, array in state.items():
         if key.startswith("adam/"):
             _, index, name = key.split("/")
             moments.setdefault(int(index), {})[name] = torch.tensor(array)
+    if any(set(one) != _MOMENTS for one in moments.values()):
+        raise ValueError("not all of the optimiser's moments are there")
     optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
 
 

@@ -104,6 +104,8 @@ def unsealed(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
         raise ValueError("the description does not match its checksum")
     card: dict[str, Any] = json.loads(text)
+    # Half characters can be escaped in JSON, and then neither be sent nor shown: this raises where there is one.
+    json.dumps(card, ensure_ascii=False).encode()
     return arrays, card
 
 

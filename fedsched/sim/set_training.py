@@ -56,7 +56,7 @@ from fedsched.policy.set import UNKNOWN, Set, SetOptions, SetShape, initial
 from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.fluid import Fluid, FluidBudget
 from fedsched.sim.ports import TrueSpeeds, Workload
-from fedsched.sim.training_state import Kept, under
+from fedsched.sim.training_state import Kept, taken_apart, under, weights
 
 Tell = Callable[[str], None]
 SEED_STRIDE = 1_000_000
@@ -313,7 +313,8 @@ class _Training:
             at = self._imitated(teacher, first)
             self._save(at)
         else:
-            at = self._again(begun)
+            with taken_apart():
+                at = self._again(begun)
         if plan.improvements:
             self._improve(at)
         made: dict[str, str | int | float] = {
@@ -485,9 +486,11 @@ class _Training:
         self.curve += [_mark_of(mark) for mark in rest["curve"]]
         for index, ground in enumerate(self.grounds):
             self._paces[ground].restore(under(arrays, f"paces.{index}/"))
-        at = _Improving(rest["lessons"], under(arrays, "best/"), _mark_of(rest["mark"]), rest["rate"], rest["number"])
+        best = weights(arrays, "best/", self._shape.layers())
+        at = _Improving(rest["lessons"], dict(best), _mark_of(rest["mark"]), rest["rate"], rest["number"])
         now = under(arrays, "now/")
         if now:
+            weights(now, "weights/", self._shape.layers())
             at.improver = Improver(at.arrays, learning_rate=at.rate, seed=self.plan.seed)
             at.improver.restore(now, at.rate)
         for index, told in enumerate(rest["episodes"]):

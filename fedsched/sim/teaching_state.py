@@ -67,20 +67,25 @@ def load(path: Path, recipe: Recipe) -> Training:
     """
     training = Training(recipe)
     there = training_state.load(path, _proven(training))
-    state, rest = training.state, there.rest
+    with training_state.taken_apart():
+        _restore(training, there)
+    return training
+
+
+def _restore(training: Training, there: Kept) -> None:
+    state, rest, layers = training.state, there.rest, training.first.shape.layers()
     state.standings = [_standing(training, there.arrays, index, one) for index, one in enumerate(rest["standings"])]
     for cluster in rest["clusters"]:
         state.learners[ClusterName(cluster)].restore(under(there.arrays, f"learner.{cluster}/"))
     stories = rest.get("stories", {})  # states of earlier versions have none
     for cluster in rest.get("deciding", ()):
-        weights, made = under(there.arrays, f"deciding.{cluster}/"), stories.get(cluster, {})
-        state.deciding[ClusterName(cluster)] = training.first.replaced(weights, made)
+        weights = training_state.weights(there.arrays, f"deciding.{cluster}/", layers)
+        state.deciding[ClusterName(cluster)] = training.first.replaced(weights, stories.get(cluster, {}))
     state.episodes, state.slots = rest["episodes"], rest["slots"]
     state.rows, state.best = [dict(row) for row in rest["rows"]], dict(rest["best"])
-    state.best_arrays = [
-        weights for index in range(len(state.standings)) if (weights := under(there.arrays, f"best.{index}/"))
-    ]
-    return training
+    if state.best:
+        groups = range(len(state.standings))
+        state.best_arrays = [training_state.weights(there.arrays, f"best.{index}/", layers) for index in groups]
 
 
 def _proven(training: Training) -> dict[str, Any]:
@@ -90,7 +95,8 @@ def _proven(training: Training) -> dict[str, Any]:
 
 def _standing(training: Training, arrays: Mapping[str, NDArray[Any]], index: int, kept: Mapping[str, Any]) -> Standing:
     record = codec.loads(PolicyRecord, json.dumps(kept["record"]).encode())
-    weights = training.first.replaced(under(arrays, f"weights.{index}/"), kept["made"])
+    there = training_state.weights(arrays, f"weights.{index}/", training.first.shape.layers())
+    weights = training.first.replaced(there, kept["made"])
     moments = arrays[f"optimiser.{index}"].tobytes()
     optimiser = ServerOptimiser.from_bytes(training.recipe.learning_rate, moments, hashlib.sha256(moments).hexdigest())
     version = BaseVersion(record, weights, weights.to_bytes(), optimiser)

@@ -7,12 +7,16 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedsched.core.decision import Policy
 from fedsched.learn.supervised import Fit, Label, Watched, agreement, fingerprint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Dl2Shape, initial
+from fedsched.policy.learnable import misfit
 from fedsched.policy.registry import heuristic
-from fedsched.sim.training_state import Kept
+from fedsched.sim.training_state import Kept, taken_apart, under
 from fedsched.sim.workload import draw_scenario
 from fedsched.sim.world import run_scenario
 
@@ -64,7 +68,7 @@ class WarmUpPlan:
 
     def step_of(self, begun: Kept | None) -> int:
         """How many steps are done."""
-        return len(begun.arrays["losses"]) if begun is not None else 0
+        return len(begun.arrays.get("losses", ())) if begun is not None else 0
 
 
 Row = Mapping[str, int | float]
@@ -127,11 +131,20 @@ def warm_up(
 def _fit(plan: WarmUpPlan, labels: Sequence[Label], shape: Dl2Shape, begun: Kept | None, keep: Keep) -> Fit:
     fit = Fit(initial(shape, plan.seed), labels, steps=plan.steps, learning_rate=3e-3, seed=plan.seed)
     if begun is not None:
-        fit.restore(begun.arrays)
+        with taken_apart():
+            _check(under(begun.arrays, "weights/"), shape)
+            fit.restore(begun.arrays)
     while len(fit.losses) < plan.steps:
         fit.run(min(plan.steps, len(fit.losses) + plan.step_rows))
         keep(Kept(plan.plain(), fit.state(), {}), rows_of(plan, fit.losses))
     return fit
+
+
+def _check(weights: Mapping[str, NDArray[Any]], shape: Dl2Shape) -> None:
+    """Training computes more exactly than the policy."""
+    problem = misfit({name: array.astype(np.float32) for name, array in weights.items()}, shape.layers())
+    if problem:
+        raise ValueError(problem)
 
 
 def rows_of(plan: WarmUpPlan, losses: Sequence[float]) -> list[Row]:

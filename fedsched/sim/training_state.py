@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from fedsched.errors import CorruptCheckpoint, InvalidInput
 from fedsched.files import write_whole
 from fedsched.policy import checkpoint
+from fedsched.policy.learnable import Arrays, misfit
 
 FORMAT = "fedsched/training/3"
 HINT = "begin anew with --restart, or restore the file from a backup"
@@ -58,10 +60,38 @@ def load(path: Path, recipe: Mapping[str, Any]) -> Kept:
         found = checkpoint.digest(arrays)
         if found != card["digest"]:
             raise ValueError(f"its arrays have digest {found[:12]}; {card['digest'][:12]} was expected")
+        kept = Kept(dict(card["recipe"]), arrays, dict(card["rest"]))
     except checkpoint.MALFORMED as problem:
         raise CorruptCheckpoint(f"{path} is no whole state of a training: {problem}", HINT) from problem
-    _same(path, card["recipe"], recipe)
-    return Kept(card["recipe"], arrays, card["rest"])
+    _same(path, kept.recipe, recipe)
+    return kept
+
+
+@contextmanager
+def taken_apart() -> Iterator[None]:
+    """While a state is made into a training again: where it is not made as it should be, another version kept it.
+
+    Raises:
+        CorruptCheckpoint: in place of whatever that leads to.
+    """
+    try:
+        yield
+    except (*checkpoint.MALFORMED, OverflowError, RuntimeError) as problem:  # torch has its own
+        why = f"{type(problem).__name__}: {problem}"
+        raise CorruptCheckpoint(f"the training's state cannot be gone on from; {why}", HINT) from problem
+
+
+def weights(arrays: Mapping[str, NDArray[Any]], prefix: str, layers: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Those below the prefix.
+
+    Raises:
+        ValueError: they are no weights of these layers, or not finite.
+    """
+    found = under(arrays, prefix)
+    problem = misfit(found, layers)
+    if problem:
+        raise ValueError(problem)
+    return found
 
 
 def under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsched.cli import teaching, train_online, train_set, train_speeds, train_supervised
+from fedsched.policy import checkpoint
 from tests.cli.conftest import Run
 
 NODES = "[{name: n, count: 2, cpus: 9, memory_gb: 64}]"
@@ -32,6 +34,29 @@ MODES: dict[str, tuple[str, Any, list[str]]] = {
     "supervised": ("", train_supervised, ["--steps", "40", "--scenarios", "1", "--held-out", "1"]),
     "speeds": (ONE, train_speeds, ["--runs", "3"]),
     "set": (ONE, train_set, ["--teacher", "none", "--improvements", "1", "--sizes", "1"]),
+}
+
+
+Lie = Callable[[dict[str, Any], dict[str, Any]], None]
+"""Changes a state's arrays, or its card."""
+
+
+def _forget(arrays: dict[str, Any], card: dict[str, Any]) -> None:
+    arrays.pop(min(arrays))
+
+
+def _spoil(arrays: dict[str, Any], card: dict[str, Any]) -> None:
+    name = next(name for name in sorted(arrays) if arrays[name].dtype.kind == "f" and "policy." in name)
+    arrays[name] = np.full_like(arrays[name], np.inf)
+
+
+LIES: dict[str, Lie] = {
+    "says nothing": lambda arrays, card: card.update(rest={}),
+    "says it otherwise": lambda arrays, card: card.update(rest=dict.fromkeys(card["rest"], 5)),
+    "is no description": lambda arrays, card: card.update(rest=True),
+    "is of no recipe": lambda arrays, card: card.update(recipe=[None]),
+    "lacks an array": _forget,
+    "holds weights that are not finite": _spoil,
 }
 
 
@@ -78,3 +103,31 @@ def test_a_training_killed_between_its_last_state_and_its_log_still_ends_with_bo
             run(*command(mode, killed))
     assert run(*command(mode, killed), "--resume").code == 0
     assert made(killed) == made(whole)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_state_that_is_whole_and_yet_not_what_a_training_needs_is_told_as_damaged(
+    mode: str, run: Run, tmp_path: Path
+) -> None:
+    """Another version kept it, with the same seal: that is no fault in the program of whoever resumes, and no reason
+    to learn on from weights that are none."""
+    assert run(*command(mode, tmp_path)).code == 0
+    state = tmp_path / "f.state"
+    whole = state.read_bytes()
+    before = made(tmp_path)
+    for name, lie in LIES.items():
+        arrays, card = checkpoint.unsealed(whole)
+        if name == "holds weights that are not finite" and mode == "speeds":
+            continue  # it has none
+        if name == "says it otherwise" and not card["rest"]:
+            continue
+        if name == "says nothing" and mode == "supervised":
+            continue
+        lie(arrays, card)
+        card["digest"] = checkpoint.digest(arrays)
+        state.write_bytes(checkpoint.seal(arrays, card))
+        told = run(*command(mode, tmp_path), "--resume")
+        assert told.code == 1, name
+        assert told.err.splitlines()[-2].startswith("[FS301] "), (name, told.err)
+        assert "--restart" in told.err
+        assert made(tmp_path) == before

@@ -183,7 +183,8 @@ class PromotionConfig(Tree):
     slots_min: int = Field(default=20, ge=2)
     """Slots in which both were asked, before anything is concluded."""
     slots_max: int = Field(default=320, ge=2)
-    """What has not shown by then that it does no harm is refused."""
+    """What has not shown by then that it does no harm is refused; with `own_track` whichever was better until then, by
+    estimate, decides."""
 
     @model_validator(mode="after")
     def _slots_fit(self) -> PromotionConfig:
@@ -193,7 +194,8 @@ class PromotionConfig(Tree):
 
     def rule(self) -> AcceptRule:
         """The same for the core."""
-        return AcceptRule(self.accept, GateRule(self.margin, self.slots_min, self.slots_max))
+        by_estimate = self.accept == "own_track"
+        return AcceptRule(self.accept, GateRule(self.margin, self.slots_min, self.slots_max, by_estimate=by_estimate))
 
 
 class TracingConfig(Tree):

@@ -33,6 +33,9 @@ class GateRule(Record, frozen=True):
     """What has not shown by then that it does no harm is refused."""
     failures_max: float = 0.05
     """Share of cases in which the new one may fail and the old one not."""
+    by_estimate: bool = False
+    """What is still open after `cases_max` is let through if it was not worse on average, in place of being refused:
+    where the old one has no better right than the new one."""
 
 
 class GateOutcome(StrEnum):
@@ -107,6 +110,8 @@ def _judge(
         return GateOutcome.ACCEPTED, f"it does no harm: {told}; worse by {rule.margin:.1%} would be harm"
     if change + error < -rule.margin:
         return GateOutcome.REFUSED, f"it does harm: {told}; worse by {rule.margin:.1%} is harm"
+    if cases >= rule.cases_max and rule.by_estimate and change >= 0:
+        return GateOutcome.ACCEPTED, f"it is estimated to be no worse: {told}"
     if cases >= rule.cases_max:
         return GateOutcome.REFUSED, f"it did not show that it does no harm: {told}"
     return GateOutcome.UNDECIDED, f"{told}; that may still be {rule.margin:.1%} worse"

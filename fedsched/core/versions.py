@@ -647,8 +647,8 @@ def verdict_on(cases: Sequence[Case], rule: GateRule) -> GateVerdict:
 
 
 def harm_without(cases: Sequence[Case], rule: GateRule) -> GateVerdict:
-    """The same the other way round: the candidate is accepted where the active version does harm compared with it, or
-    has not shown that it does none after as many cases as the rule allows.
+    """The same the other way round: the candidate is accepted where the active version does harm compared with it; of
+    cases that leave it open, see `GateRule.by_estimate`.
     """
     stays = accepts(
         [_or_nan(case.candidate_worth) for case in cases], [_or_nan(case.active_worth) for case in cases], rule

@@ -84,6 +84,21 @@ def test_what_stays_doubtful_is_refused_in_the_end() -> None:
     assert "did not show" in verdict.why
 
 
+@pytest.mark.parametrize(("better", "accepted"), [(1.03, True), (0.97, False)])
+def test_what_stays_doubtful_goes_by_the_estimate_where_neither_has_a_better_right(
+    better: float, accepted: bool
+) -> None:
+    rule = GateRule(cases_min=10, cases_max=40, margin=0.0, by_estimate=True)
+    old = [1.0 + index % 7 for index in range(40)]
+    new = [better * value + (2.0 if index // 4 % 2 else -2.0) for index, value in enumerate(old)]
+    verdict = accepts(old, new, rule)
+    assert verdict.error is not None
+    assert abs(verdict.change) < verdict.error, "the cases leave it open"
+    assert verdict.accepted is accepted
+    assert accepts(old[:39], new[:39], rule).outcome is GateOutcome.UNDECIDED
+    assert not accepts(old, new, GateRule(cases_min=10, cases_max=40, margin=0.0)).accepted
+
+
 def test_a_handful_of_runs_can_be_compared_where_the_rule_says_so() -> None:
     """Rounds compare whole simulated runs, of which there are only a few; five that agree are proof, two are not."""
     rule = GateRule(cases_min=2)

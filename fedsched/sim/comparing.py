@@ -265,7 +265,7 @@ _Pairs = dict[tuple[int | None, int], tuple[float, float]]
 def _paired(ours: _Jcts, theirs: _Jcts) -> _Pairs:
     """Workload by workload; training by training too where both arms were taught, else each with what there is."""
     return {
-        (training or other, seed): (jct_s, reference_s)
+        (other if training is None else training, seed): (jct_s, reference_s)
         for (training, seed), jct_s in ours.items()
         for (other, the_same), reference_s in theirs.items()
         if seed == the_same and (training == other or None in (training, other))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from random import Random
 from typing import Any
@@ -114,6 +115,25 @@ def test_the_gradient_is_that_of_a_sum_on_paper() -> None:
     assert advantages.tolist() == pytest.approx([0.6])
     assert gradients["policy.1.bias"].tolist() == pytest.approx([0.2, 0, 0.2, 0, 0, 0, -0.4])
     assert gradients["value.1.bias"].tolist() == pytest.approx([-1.2])
+
+
+def test_the_bonus_for_staying_undecided_pulls_the_likeliest_action_down_on_paper() -> None:
+    """With nothing to gain only the bonus is left: w/7 of the entropy, whose slope along a logit is -p (ln p + H).
+
+    Of the legal actions the first has probability 1/2 and the other two 1/4, so H is 3/2 ln 2, and the loss climbs by
+    1/4, -1/8 and -1/8 ln 2, times w/7: the mean is over all seven actions, as in DL2's code.
+    """
+    arrays = {name: np.zeros(size, np.float32) for name, size in SHAPE.layers().items()}
+    arrays["policy.1.bias"][0] = math.log(2)
+    mask = np.array([True, False, True, False, False, False, True])
+    replay = Replay(SHAPE, 4, prioritised=False)
+    replay.add([DecisionSample(1, 1, np.ones((ROWS, SHAPE.window), np.float32), mask, 6, 0.25)], [0.0])
+
+    update, _ = gradient_on(arrays, replay.draw(1, Random(0)), entropy_weight=0.7)
+
+    slopes = np.array([1 / 4, 0, -1 / 8, 0, 0, 0, -1 / 8]) * math.log(2) * 0.7 / 7
+    assert update.gradients["policy.1.bias"] == pytest.approx(slopes, abs=1e-7)
+    assert update.entropy == pytest.approx(1.5 * math.log(2))
 
 
 def test_with_the_mean_as_baseline_the_value_network_learns_nothing() -> None:

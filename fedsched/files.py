@@ -40,6 +40,14 @@ def read_whole(path: Path, bytes_max: int) -> bytes:
         return file.read(bytes_max)
 
 
+def size_bytes(path: Path) -> int:
+    """Of a file; 0 where there is none, or none any more."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write piece by piece; it takes the place of `path` when all went well, and else leaves nothing.

@@ -16,9 +16,9 @@ from fedsched.core.ids import ClusterName, JobId
 from fedsched.errors import FedschedError
 from fedsched.pb import agents_pb2 as pb
 from fedsched.pb import agents_pb2_grpc as pb_grpc
-from fedsched.runtime import codec, keys
+from fedsched.runtime import keys, stored
 from fedsched.runtime.backoff import Backoff
-from fedsched.runtime.ports import KeyChanged, LogPiece, Snapshot, Store
+from fedsched.runtime.ports import Entry, KeyChanged, LogPiece, Snapshot, Store
 
 ReadLogs = Callable[[JobId, bool, Mapping[str, int]], Iterator[LogPiece]]
 """Reads what a job printed, each file from the offset that is given for it; with True also what it will print, until it
@@ -26,6 +26,7 @@ is over. While there is nothing new it yields empty pieces at least once a secon
 noticed."""
 
 CHUNK_BYTES_MAX = 64 * 1024
+"""Of one message; a longer piece of a log is sent in several."""
 REQUESTS_MAX = 32
 """Log requests that are answered at once for one controller."""
 CREDIT_S = 60.0
@@ -66,27 +67,23 @@ class AttachClient:
         for key in sorted(set(self._lines) - present):
             self._drop(key)
         for entry in snapshot.entries:
-            self._attach(entry.key, entry.value)
+            self._attach(entry)
 
     def _on_change(self, change: KeyChanged) -> None:
         if change.entry is None:
             self._drop(change.key)
         else:
-            self._attach(change.key, change.entry.value)
+            self._attach(change.entry)
 
-    def _attach(self, key: str, value: bytes) -> None:
-        try:
-            address = codec.loads(ControllerRecord, value).address
-        except ValueError as problem:
-            _log.error("ignoring %s: %s", key, problem)
-            return
-        with self._lock:
-            known = self._lines.get(key)
-            if known is not None and known.address == address:
-                return
-            self._lines[key] = _Line(address, self._hello, self._read_logs)
-        if known is not None:
-            known.stop()
+    def _attach(self, entry: Entry) -> None:
+        for record in stored.readable(ControllerRecord, [entry]):
+            with self._lock:
+                known = self._lines.get(entry.key)
+                if known is not None and known.address == record.address:
+                    continue
+                self._lines[entry.key] = _Line(record.address, self._hello, self._read_logs)
+            if known is not None:
+                known.stop()
 
     def _drop(self, key: str) -> None:
         with self._lock:

@@ -18,11 +18,14 @@ from fedsched.adapters.etcd import EtcdStore
 from fedsched.addresses import free_address, is_free
 from fedsched.detached import last_lines, spawn
 from fedsched.errors import AddressInUse, StartFailed, StoreUnavailable
+from fedsched.files import size_bytes
 
 VERSION_MIN = (3, 4, 22)
 """Older ones can lose consistency when killed under load (etcd-io/etcd#13766)."""
 READY_S = 30.0
+"""How long a server may take to answer."""
 STOP_S = 10.0
+"""How long it may take to end before it is killed."""
 LOG_LINES = 5
 """How much of a failed server's log is shown."""
 STARTS_MAX = 3
@@ -84,7 +87,7 @@ def start(data_dir: Path, client_address: str | None = None, log_file: Path | No
         address = client_address or free_address()
         if client_address is not None and not is_free(client_address):
             raise _in_use(client_address)
-        log_start = log.stat().st_size if log.exists() else 0
+        log_start = size_bytes(log)
         pid = spawn(_arguments(binary, data_dir.absolute(), address), log, _environment())
         problem = _wait_ready(pid, address)
         if problem is None:

@@ -16,7 +16,7 @@ from fedsched.adapters.lease import LeaseKeeper
 from fedsched.agent.assignments import AssignmentWatch, assigned
 from fedsched.agent.deciding import DecidingPolicy
 from fedsched.agent.inbox import Inbox, Stop
-from fedsched.agent.ledger import StoreLedger
+from fedsched.agent.ledger import StoreLedger, taken_over
 from fedsched.agent.logs import read_logs
 from fedsched.agent.membership import agent_id, take_term
 from fedsched.agent.nodes import NodeWatch
@@ -42,7 +42,6 @@ from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import ACTIVE
 from fedsched.core.scheduler import Scheduler
 from fedsched.core.state import SchedulerConfig
-from fedsched.errors import Conflict
 from fedsched.executor import backends
 from fedsched.executor.jobs import JobExecutor
 from fedsched.executor.orders import Programs
@@ -208,8 +207,7 @@ class Agent:
 
     def _on_lost(self) -> None:
         if self._keeper.refused:
-            problem = f"another agent has taken over cluster {self._cluster}; this one held term {self._term}"
-            self._inbox.post(Stop(Conflict(problem, "nothing, if that was meant")))
+            self._inbox.post(Stop(taken_over(self._cluster, self._term)))
         else:
             _log.warning("the cluster's lease is lost: what runs goes on, nothing new is placed until etcd is back")
             self._inbox.post(LeaseLost(time.time()))

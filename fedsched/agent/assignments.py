@@ -11,8 +11,8 @@ from fedsched.core.cluster import Assignment
 from fedsched.core.events import CancelRequested, JobAssigned
 from fedsched.core.ids import ClusterName, JobId
 from fedsched.core.job import TERMINAL, JobSpec, JobStatus
-from fedsched.errors import StoreUnavailable
-from fedsched.runtime import codec, keys
+from fedsched.errors import CorruptRecord, StoreUnavailable
+from fedsched.runtime import keys, stored
 from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Entry, KeyChanged, Post, Snapshot, Store
 
@@ -59,17 +59,13 @@ class AssignmentWatch:
             self._take(change.entry)
 
     def _take(self, entry: Entry) -> None:
-        try:
-            assignment = codec.loads(Assignment, entry.value)
-        except ValueError as problem:
-            _log.error("%s is unreadable; ignored: %s", entry.key, problem)
-            return
-        job = self._read(assignment.job_id)
-        if job is None:
-            return
-        self._post(JobAssigned(self._clock(), self._taken(job[0]), job[1]))
-        if assignment.cancel:
-            self._post(CancelRequested(self._clock(), assignment.job_id))
+        for assignment in stored.readable(Assignment, [entry]):
+            job = self._read(assignment.job_id)
+            if job is None:
+                continue
+            self._post(JobAssigned(self._clock(), self._taken(job[0]), job[1]))
+            if assignment.cancel:
+                self._post(CancelRequested(self._clock(), assignment.job_id))
 
     def _read(self, job_id: JobId) -> tuple[JobSpec, JobStatus] | None:
         backoff = Backoff(*RETRY_S)
@@ -88,7 +84,7 @@ def _job(store: Store, job_id: JobId) -> tuple[JobSpec, JobStatus] | None:
         _log.error("job %s is assigned but has no record; ignored", job_id)
         return None
     try:
-        return codec.loads(JobSpec, spec.value), codec.loads(JobStatus, status.value)
-    except ValueError as problem:
-        _log.error("job %s has an unreadable record; ignored: %s", job_id, problem)
+        return stored.record(JobSpec, spec), stored.record(JobStatus, status)
+    except CorruptRecord as problem:
+        _log.error("job %s is ignored: %s", job_id, problem.message)
         return None

@@ -83,14 +83,7 @@ class StoreLedger:
                     return False
                 continue
             if not committed.ok:
-                self._inbox.post(
-                    Stop(
-                        Conflict(
-                            f"another agent has taken over cluster {self._cluster}; this one held term {self._term}",
-                            "nothing, if that was meant; otherwise give each cluster's agent its own name",
-                        )
-                    )
-                )
+                self._inbox.post(Stop(taken_over(self._cluster, self._term)))
             return committed.ok
 
     def _writes(self, records: Sequence[SaveJob]) -> tuple[Write, ...]:
@@ -106,6 +99,14 @@ class StoreLedger:
                 key = keys.assignment(self._cluster, status.job_id)
                 writes[key] = Delete(key)
         return tuple(writes.values())
+
+
+def taken_over(cluster: ClusterName, term: int) -> Conflict:
+    """Why an agent ends whose term is not the cluster's newest any more."""
+    return Conflict(
+        f"another agent has taken over cluster {cluster}; this one held term {term}",
+        "nothing, if that was meant; otherwise give each cluster's agent its own name",
+    )
 
 
 def _parts(records: Sequence[SaveJob]) -> list[list[SaveJob]]:

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fedsched.files import size_bytes
 from fedsched.runtime.ports import LogPiece
 
 LOOK_EVERY_S = 0.2
+"""How often the files are looked at for more."""
 IDLE_S_MAX = 0.8
 """With nothing new, an empty chunk is yielded this often, so that a reader who has gone is noticed."""
 READ_BYTES_MAX = 256 * 1024
+"""Of one piece; a line that is longer comes in several."""
 
 
 def read_logs(
@@ -42,7 +45,7 @@ def _name(path: Path) -> str:
 
 
 def _has_news(files: Sequence[Path], offsets: dict[str, int]) -> bool:
-    return any(path.stat().st_size > offsets.get(_name(path), 0) for path in files if path.exists())
+    return any(size_bytes(path) > offsets.get(_name(path), 0) for path in files)
 
 
 def _next_lines(path: Path, offsets: dict[str, int], *, to_the_end: bool) -> bytes:

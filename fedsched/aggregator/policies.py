@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -72,7 +72,9 @@ class PolicyStore:
         version_last = max(found)
         wanted = self._in_force()
         within = {version: at for version, at in found.items() if wanted is None or version <= wanted}
-        active, damaged = self._newest_sound(self._readable(within))
+        # Who has written something else under a version's key has taken that version, not all.
+        newest_first = stored.readable(PolicyRecord, (within[version] for version in sorted(within, reverse=True)))
+        active, damaged = self._newest_sound(newest_first)
         if active.record.version != wanted:
             self._fall_back(active.record.version, damaged)
         return Standing(active, version_last, number_last)
@@ -159,16 +161,6 @@ class PolicyStore:
     def _entries(self) -> dict[int, Entry]:
         prefix = keys.policy_versions(self._name)
         return stored.numbered(self._store.list(prefix).entries, prefix)
-
-    def _readable(self, found: Mapping[int, Entry]) -> list[PolicyRecord]:
-        """The newest first. Who has written something else under a version's key has taken that version, not all."""
-        records = []
-        for version in sorted(found, reverse=True):
-            try:
-                records.append(stored.record(PolicyRecord, found[version]))
-            except CorruptRecord as problem:
-                _log.error("%s", problem.message)
-        return records
 
     def _register(self, first: Path) -> BaseVersion:
         """Make the configured checkpoint version 1."""

@@ -6,10 +6,8 @@ The order itself is carried out by the cluster's agent. What is known to be impo
 from __future__ import annotations
 
 import difflib
-import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable
 
 from fedsched.config import COMBINED
 from fedsched.controller.cache import Cache
@@ -17,14 +15,10 @@ from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
 from fedsched.core.rounds import PolicyRecord
 from fedsched.core.versions import Action, Candidate, Comparison, Promotion, Version, VersionName, Wish, earlier
-from fedsched.errors import Conflict, CorruptRecord, InvalidInput, NotFound
+from fedsched.errors import Conflict, InvalidInput, NotFound
 from fedsched.policy import plugins
 from fedsched.runtime import codec, keys, stored
 from fedsched.runtime.ports import Entry, Put, RevisionIs, Store
-
-T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 class Promoting:
@@ -111,7 +105,7 @@ class Promoting:
 
     def history(self, cluster: ClusterName) -> list[Promotion]:
         """All orders of a cluster, oldest first; one that cannot be read is left out, as its agent does."""
-        return _readable(Promotion, self._orders(cluster).values())
+        return stored.readable(Promotion, self._orders(cluster).values())
 
     def comparisons(self, cluster: ClusterName | None) -> list[Comparison]:
         """How candidates stand, by cluster.
@@ -120,7 +114,7 @@ class Promoting:
             CorruptRecord: the one that is asked for cannot be read; among all it is left out.
         """
         if cluster is None:
-            return _readable(Comparison, self._store.list(keys.COMPARISONS).entries)
+            return stored.readable(Comparison, self._store.list(keys.COMPARISONS).entries)
         entry = self._store.get(keys.comparison(cluster))
         return [stored.record(Comparison, entry)] if entry is not None else []
 
@@ -202,14 +196,3 @@ class Promoting:
                 f"look at `fedsched policy history {cluster}`, then try again if it is still wanted",
             )
         return promotion
-
-
-def _readable(kind: type[T], entries: Iterable[Entry]) -> list[T]:
-    """The records among them that can be read; the others are told of in the log."""
-    found = []
-    for entry in entries:
-        try:
-            found.append(stored.record(kind, entry))
-        except CorruptRecord as problem:
-            _log.error("%s", problem.message)
-    return found

@@ -38,11 +38,7 @@ class TaskGroup:
 
     def oom_kills(self) -> int:
         """How many of its processes the kernel has killed because the task used more memory than it was given."""
-        with suppress(OSError):
-            for line in (self.path / "memory.events").read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        return 0
+        return oom_kills(self.path / "memory.events")
 
     def end(self) -> None:
         """Kill what is left there, and give it back."""
@@ -136,6 +132,18 @@ def candidates(own: str = "/proc/self/cgroup", mounts: str = "/proc/self/mounts"
         return []
     here = mounted[0] / inside[0].strip("/")
     return [here] if here == mounted[0] else [here, here.parent]
+
+
+def oom_kills(*counters: Path) -> int:
+    """How often the kernel has killed a process for want of memory; 0 where it does not say.
+
+    Args:
+        counters: files of the kernel's that may count it, the first one that is there; since boot by default.
+    """
+    for path in counters or (Path("/proc/vmstat"),):
+        with suppress(OSError):
+            return sum(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("oom_kill "))
+    return 0
 
 
 def _allow(path: Path) -> None:

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import urllib3
@@ -170,7 +169,7 @@ class KubernetesTasks(Shepherded):
     # --- Shepherded
 
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
-        attempt = Attempt.at(Path(order.attempt_dir))
+        attempt = order.attempt
         try:
             pod = self._pod(order, attempt, self._owner(attempt), program)
             made = self._api.create_namespaced_pod(self._options.namespace, pod, _request_timeout=ASK_S)
@@ -445,7 +444,8 @@ def _refusal(order: TaskOrder, problem: client.ApiException | urllib3.exceptions
             "see whether `kubectl get nodes` answers",
         )
     kind = MachineTrouble if problem.status in (0, 429) or problem.status >= 500 else StartFailed
-    return kind(f"{order.task} could not be started: Kubernetes refused it: {_words(problem)}")
+    why = f"{order.task} could not be started: Kubernetes refused it: {_words(problem)}"
+    return kind(why, "see `kubectl get events`, or ask who looks after the cluster")
 
 
 def _words(problem: client.ApiException) -> str:

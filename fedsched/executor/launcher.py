@@ -31,9 +31,9 @@ from typing import Any
 import fedsched
 from fedsched.core.job import Reason
 from fedsched.executor import records, task
-from fedsched.executor.cgroups import Cgroups, TaskGroup, below, candidates
+from fedsched.executor.cgroups import Cgroups, TaskGroup, below, candidates, oom_kills
 from fedsched.executor.processes import adopt_orphans, end_children, identify
-from fedsched.executor.records import Attempt, ExitRecord, FenceRecord, LauncherRecord, Layout, TaskOrder, TaskRecord
+from fedsched.executor.records import ExitRecord, FenceRecord, LauncherRecord, Layout, TaskOrder, TaskRecord
 from fedsched.runtime import codec
 
 LOCK_WAIT_S = 10.0
@@ -66,6 +66,8 @@ class Launcher:
 
     Args:
         layout: the cluster's files.
+        listener: the socket that orders come in on.
+        lock: descriptor of the lock file, held.
         idle_s: ends by itself after this long without a child and without a connection.
         cgroups: what keeps tasks to what they were given, where there is something.
     """
@@ -191,10 +193,8 @@ class Launcher:
     def _start(self, order: TaskOrder) -> TaskRecord | task.Fork:
         if self._has_been_replaced():
             order = replace(order, fresh=True)
-        attempt = Attempt.at(Path(order.attempt_dir))
-        attempt.exit(order.task).unlink(missing_ok=True)
-        log = attempt.log(order.task)
-        offset = log.stat().st_size if log.exists() else 0
+        attempt = order.attempt
+        offset = attempt.begin(order.task)
         go_out, go_in = os.pipe()
         errors_out, errors_in = os.pipe()
         pid = os.fork()
@@ -205,11 +205,11 @@ class Launcher:
                 os.close(errors_out)
             except BaseException:
                 os._exit(task.NOT_STARTED)  # never become a second launcher
-            return task.Fork(order, str(log), go_out, errors_in)
+            return task.Fork(order, str(attempt.log(order.task)), go_out, errors_in)
         os.close(go_out)
         os.close(errors_in)
         os.set_blocking(errors_out, False)
-        self._children[pid] = _Child(order, errors_out, _oom_kills(), self._group(pid, order))
+        self._children[pid] = _Child(order, errors_out, oom_kills(), self._group(pid, order))
         return self._let_go(pid, order, attempt.task(order.task), offset, go_in)
 
     def _has_been_replaced(self) -> bool:
@@ -224,7 +224,7 @@ class Launcher:
 
     def _group(self, pid: int, order: TaskOrder) -> TaskGroup | None:
         """A cgroup with the new task in it, before it has done anything."""
-        attempt = Attempt.at(Path(order.attempt_dir))
+        attempt = order.attempt
         name = f"{attempt.job_dir.name}.{attempt.number}.{order.task}.{order.request[:8]}"
         group = self._cgroups.open(name, order.demand) if self._cgroups is not None else None
         if group is not None:
@@ -269,7 +269,7 @@ class Launcher:
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if child is not None:
-                path = Attempt.at(Path(child.order.attempt_dir)).exit(child.order.task)
+                path = child.order.attempt.exit(child.order.task)
                 self._unrecorded[path] = _exit_of(pid, status, child)
                 os.close(child.errors)
                 if child.group is not None:
@@ -330,26 +330,15 @@ def _exit_of(pid: int, status: int, child: _Child) -> ExitRecord:
     code = os.waitstatus_to_exitcode(status)
     over_its_own = child.group is not None and child.group.oom_kills() > 0
     given = f"{child.order.demand.memory_mib} MiB"
-    return ExitRecord(
-        pid=pid,
-        request=child.order.request,
-        ended_s=time.time(),
-        code=code if code >= 0 else None,
-        signal=-code if code < 0 else None,
+    return ExitRecord.of_process(
+        pid,
+        child.order.request,
+        code,
         start_error=error.decode(errors="replace"),
-        oom_killed=code == -signal.SIGKILL and _oom_kills() > child.oom_kills,
+        oom_killed=code == -signal.SIGKILL and oom_kills() > child.oom_kills,
         reason=Reason.OUT_OF_MEMORY if over_its_own else Reason.NONE,
         message=f"used more memory than the {given} that it was given" if over_its_own else "",
     )
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed a process for want of memory since boot; 0 where it does not say."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def main(arguments: list[str]) -> None:

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from fedsched.errors import StartFailed
 from fedsched.executor import records
 from fedsched.executor.processes import is_alive
-from fedsched.executor.records import Attempt, LauncherRecord, Layout, TaskOrder, TaskRecord
+from fedsched.executor.records import LauncherRecord, Layout, TaskOrder, TaskRecord
 from fedsched.runtime import codec
 
 ANSWER_S = 120.0
@@ -77,7 +76,7 @@ class Launching:
                     return self._ask_to_start(term, order)
                 except OSError as problem:
                     # The launcher died with the order: the record tells whether it still carried it out.
-                    done = records.read(TaskRecord, Attempt.at(Path(order.attempt_dir)).task(order.task))
+                    done = records.read(TaskRecord, order.attempt.task(order.task))
                     if done is not None and done.request == order.request:
                         return done
                     last = problem
@@ -133,7 +132,7 @@ class Launching:
             if time.monotonic() > until_s:
                 raise StartFailed(f"the launcher did not come up within {self._deadline_s:g} s", self._hint())
             if self._closed:
-                raise StartFailed("the executor is closed")
+                raise StartFailed("the executor is closed", "start the agent again")
             self._spawn_if_none()
             time.sleep(0.02)
 

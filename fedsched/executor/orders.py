@@ -18,8 +18,6 @@ from fedsched.executor.records import Attempt, TaskOrder
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "GRPC_", "TORCH_", "PATH", "VIRTUAL_ENV")
 """Beginnings of variables that an interpreter or its libraries read only once, or that choose another interpreter.
 A job that sets one gets fresh processes: always right, only slower."""
-
-
 OF_THE_WHOLE_JOB = ("FEDSCHED_STALL_S",)
 """Variables of a job that its coordinator and servers must know, too."""
 INTERPRETER = "{python}"
@@ -105,25 +103,27 @@ def _argv(programs: Programs, spec: JobSpec, task: TaskName) -> tuple[str, ...]:
     try:
         argv = tuple(shlex.split(command))
     except ValueError as problem:
-        raise StartFailed(f"{task}: the command {command!r} cannot be split into words: {problem}") from problem
+        raise StartFailed(
+            f"{task}: the command {command!r} cannot be split into words: {problem}",
+            "quote it as a shell would want it",
+        ) from problem
     if not argv:
         raise StartFailed(f"{task}: the command is empty", "set `run` to the command of one worker")
     return argv
 
 
 def _inherited() -> dict[str, str]:
-    """The agent's environment; its interpreter comes first on the PATH."""
-    env = dict(os.environ)
-    for name in (
-        "FEDSCHED_COORDINATOR",
-        "FEDSCHED_TASKS",
-        "FEDSCHED_HOST",
-        "TRACESTATE",
-    ):  # an agent may itself run inside a task
+    """The agent's environment, without what is only its own."""
+    env = with_interpreter_first(os.environ)
+    for name in ("FEDSCHED_COORDINATOR", "FEDSCHED_TASKS", "FEDSCHED_HOST", "TRACESTATE"):  # it may run inside a task
         env.pop(name, None)
-    directory = str(Path(sys.executable).parent)
-    env["PATH"] = f"{directory}{os.pathsep}{env['PATH']}" if env.get("PATH") else directory
     return env
+
+
+def with_interpreter_first(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which this process' interpreter comes first on the PATH."""
+    directory, path = str(Path(sys.executable).parent), environ.get("PATH")
+    return {**environ, "PATH": f"{directory}{os.pathsep}{path}" if path else directory}
 
 
 def _contract(

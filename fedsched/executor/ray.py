@@ -24,7 +24,7 @@ from fedsched.core.job import Reason
 from fedsched.core.resources import Resources
 from fedsched.executor import ray_talk
 from fedsched.executor.launching import MachineTrouble
-from fedsched.executor.records import Attempt, TaskOrder
+from fedsched.executor.records import TaskOrder
 from fedsched.executor.shepherded import COORDINATOR_NEEDS, Known, Shepherded, TaskCondition
 from fedsched.runtime.backoff import Backoff
 
@@ -95,7 +95,7 @@ class RayTasks(Shepherded):
     # --- Shepherded
 
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
-        attempt = Attempt.at(Path(order.attempt_dir))
+        attempt = order.attempt
         name = f"{attempt.job_dir.name}/{attempt.number}/{order.task}/{order.request[:8]}"
         counted = self._counted(order.demand)
         cpus, gpus, memory = counted.cpu_milli / 1000, counted.gpu_milli // 1000, counted.memory_mib * MIB

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedsched.core.ids import JobId, NodeName, TaskName
 from fedsched.core.job import JobSpec, Placement, Reason
 from fedsched.core.resources import Resources
 from fedsched.errors import InvalidInput
 from fedsched.executor.processes import Identity
-from fedsched.files import write_whole
+from fedsched.files import size_bytes, write_whole
 from fedsched.runtime import codec
 
 T = TypeVar("T")
@@ -43,6 +44,11 @@ class TaskOrder:
     """The machine's cores that the task is kept to; empty: all."""
     gpus: tuple[int, ...] = ()
     """The machine's GPUs that were given to it."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The files of the attempt that the task belongs to."""
+        return Attempt.at(Path(self.attempt_dir))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,17 @@ class ExitRecord:
     """Why, where the cluster itself knows: it preempted the task, lost its node, or ended it for its memory."""
     message: str = ""
     """The cluster's own words for `reason`."""
+
+    @classmethod
+    def of_process(cls, pid: int, request: str, returncode: int, **more: Any) -> ExitRecord:
+        """Of a process that has just ended.
+
+        Args:
+            returncode: as `subprocess` gives it: below 0 it died of a signal.
+            more: further fields.
+        """
+        code, signum = (returncode, None) if returncode >= 0 else (None, -returncode)
+        return cls(pid, request, time.time(), code, signum, **more)
 
     @property
     def is_seen(self) -> bool:
@@ -168,6 +185,11 @@ class Attempt:
         """Everything the task printed."""
         return self.logs / f"{task}.log"
 
+    def begin(self, task: TaskName) -> int:
+        """Forget how an earlier process of the task ended; where in its log the lines of the next one will begin."""
+        self.exit(task).unlink(missing_ok=True)
+        return size_bytes(self.log(task))
+
     def records(self) -> dict[TaskName, TaskRecord]:
         """All starts on record, by task name."""
         paths = [path for path in sorted(self.tasks.glob("*.json")) if not path.stem.endswith((".exit", ".order"))]
@@ -194,7 +216,10 @@ class Layout:
             InvalidInput: the id cannot be the name of a directory.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", job_id):
-            raise InvalidInput(f"job id {job_id!r} cannot name a directory; expected letters, digits, '.', '_' and '-'")
+            raise InvalidInput(
+                f"job id {job_id!r} cannot name a directory; expected letters, digits, '.', '_' and '-'",
+                "submit it through a controller, which numbers jobs",
+            )
         return Attempt(self.jobs / job_id, number)
 
     def attempts(self, job_id: JobId) -> list[Attempt]:

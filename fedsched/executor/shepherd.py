@@ -26,7 +26,8 @@ import psutil
 from fedsched.core.ids import TaskName
 from fedsched.core.job import Reason
 from fedsched.executor import records
-from fedsched.executor.orders import INTERPRETER
+from fedsched.executor.cgroups import oom_kills
+from fedsched.executor.orders import INTERPRETER, with_interpreter_first
 from fedsched.executor.processes import adopt_orphans, end_children, start_tied
 from fedsched.executor.records import Attempt, ExitRecord, FenceRecord, Layout, TaskOrder, TaskRecord
 from fedsched.executor.task import NOT_STARTED, missing, python_program
@@ -39,6 +40,8 @@ END_S = 0.05
 """How often it is looked whether the task has ended."""
 FENCE_S = 5.0
 """How long a new agent may take to say that it has adopted an order of the one before."""
+OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
+"""Of this container where it says so, else of the machine."""
 LAST_WORDS_S = 5.0
 """Longest wait until what the task printed last is in its log, once nothing can print there any more."""
 NOT_WANTED = 125
@@ -59,7 +62,7 @@ class Shepherd:
         self._echo = echo
         self._limit_mib = order.demand.memory_mib if limit_memory else 0
         self._used_mib = 0
-        self._attempt = Attempt.at(Path(order.attempt_dir))
+        self._attempt = order.attempt
         self._layout = Layout(self._attempt.job_dir.parent.parent)
         self._child: subprocess.Popen[bytes] | None = None
         self._told: set[int] = set()
@@ -75,20 +78,18 @@ class Shepherd:
             return self._not_started(refusal)
         if not self._is_on_record():
             return NOT_WANTED
-        kills = _oom_kills()
+        kills = oom_kills(*OOM_COUNTERS)
         try:
             child = self._start()
         except OSError as problem:
             return self._not_started(self._why_not(problem))
         code = self._watch(child)
         self._record(
-            ExitRecord(
-                pid=child.pid,
-                request=self._order.request,
-                ended_s=time.time(),
-                code=code if code >= 0 else None,
-                signal=-code if code < 0 else None,
-                oom_killed=code == -signal.SIGKILL and _oom_kills() > kills,
+            ExitRecord.of_process(
+                child.pid,
+                self._order.request,
+                code,
+                oom_killed=code == -signal.SIGKILL and oom_kills(*OOM_COUNTERS) > kills,
                 reason=Reason.OUT_OF_MEMORY if self._used_mib else Reason.NONE,
                 message=f"used {self._used_mib} MiB of memory; it was given {self._limit_mib}"
                 if self._used_mib
@@ -98,7 +99,7 @@ class Shepherd:
         return code if code >= 0 else 128 - code
 
     def _not_started(self, why: str) -> int:
-        self._record(ExitRecord(os.getpid(), self._order.request, time.time(), NOT_STARTED, start_error=why))
+        self._record(ExitRecord.of_process(os.getpid(), self._order.request, NOT_STARTED, start_error=why))
         return NOT_STARTED
 
     def _refusal(self) -> str:
@@ -142,7 +143,7 @@ class Shepherd:
     def _start(self) -> subprocess.Popen[bytes]:
         order = self._order
         log = self._attempt.log(order.task).open("ab", buffering=0)
-        env = _inherited() | {"FEDSCHED_HOST": own_address()} | dict(order.env)
+        env = with_interpreter_first(os.environ) | {"FEDSCHED_HOST": own_address()} | dict(order.env)
         with ExitStack() as opened:
             opened.enter_context(log)
             child = start_tied(
@@ -236,14 +237,6 @@ class Shepherd:
                 time.sleep(LOOK_S)
 
 
-def _inherited() -> dict[str, str]:
-    """This place's environment; its interpreter comes first on the PATH."""
-    env = dict(os.environ)
-    directory = str(Path(sys.executable).parent)
-    env["PATH"] = f"{directory}{os.pathsep}{env['PATH']}" if env.get("PATH") else directory
-    return env
-
-
 def own_address() -> str:
     """Where other machines of the cluster reach this one: by its name if that leads here, else by its address."""
     name = socket.gethostname()
@@ -278,14 +271,6 @@ def _reap_orphans(kept: int) -> None:
         if child.pid != kept:
             with suppress(ChildProcessError):
                 os.waitpid(child.pid, os.WNOHANG)
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed for want of memory: in this container where it says so, else since boot."""
-    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
-        with suppress(OSError):
-            return sum(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("oom_kill "))
-    return 0
 
 
 def main(arguments: list[str]) -> int:

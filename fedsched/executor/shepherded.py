@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import msgspec
 
@@ -132,10 +131,8 @@ class Shepherded(ABC):
 
     def start(self, term: int, order: TaskOrder) -> TaskRecord:
         """Write the order down, hand it to the cluster, and put the start on record, which lets it begin."""
-        attempt = Attempt.at(Path(order.attempt_dir))
-        attempt.exit(order.task).unlink(missing_ok=True)
-        log = attempt.log(order.task)
-        offset = log.stat().st_size if log.exists() else 0
+        attempt = order.attempt
+        offset = attempt.begin(order.task)
         is_uncounted = order.task == COORDINATOR and order.demand == Resources()
         order = replace(order, term=term, demand=self.coordinator if is_uncounted else order.demand)
         records.write(attempt.ordered(order.task), order)

@@ -18,14 +18,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fedsched.core.ids import NodeName
 from fedsched.core.job import Reason
 from fedsched.core.resources import Resources
 from fedsched.errors import StartFailed
 from fedsched.executor.launching import MachineTrouble
-from fedsched.executor.records import Attempt, TaskOrder
+from fedsched.executor.records import TaskOrder
 from fedsched.executor.shepherded import COORDINATOR_NEEDS, Known, Shepherded, TaskCondition
 
 POLL_S = 1.0
@@ -123,7 +122,7 @@ class SlurmTasks(Shepherded):
         return Resources(max(1, cpus) * 1000, max(1, demand.memory_mib), gpus * 1000)
 
     def _sbatch(self, order: TaskOrder) -> list[str]:
-        attempt, counted = Attempt.at(Path(order.attempt_dir)), self._counted(order.demand)
+        attempt, counted = order.attempt, self._counted(order.demand)
         command = ["sbatch", "--parsable", "--no-requeue", "--nodes=1", "--ntasks=1", "--open-mode=append"]
         command += [f"--job-name=fedsched:{attempt.job_dir.name}/{attempt.number}/{order.task}"]
         command += [f"--comment={order.request}", f"--output={attempt.log(order.task)}", f"--chdir={attempt.job_dir}"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import TypeVar
 
 from fedsched.errors import CorruptRecord
@@ -9,6 +11,8 @@ from fedsched.runtime import codec
 from fedsched.runtime.ports import Entry
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 def record(kind: type[T], entry: Entry) -> T:
@@ -21,6 +25,17 @@ def record(kind: type[T], entry: Entry) -> T:
         return codec.loads(kind, entry.value)
     except ValueError as problem:
         raise _corrupt(entry, str(problem)) from problem
+
+
+def readable(kind: type[T], entries: Iterable[Entry]) -> list[T]:
+    """The records among the entries that can be read; the others are told of in the log."""
+    found = []
+    for entry in entries:
+        try:
+            found.append(record(kind, entry))
+        except CorruptRecord as problem:
+            _log.error("left out: %s", problem.message)
+    return found
 
 
 def number(entry: Entry) -> int:

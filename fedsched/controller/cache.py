@@ -128,10 +128,10 @@ class Cache:
 
     def clusters(self) -> list[ClusterView]:
         """All clusters that were ever there, by name."""
-        now = self._monotonic()
+        now_s = self._monotonic()
         with self._condition:
             return [
-                ClusterView(name, known.reachable, max(0.0, now - known.seen_s), known.record)
+                ClusterView(name, known.reachable, max(0.0, now_s - known.seen_s), known.record)
                 for name, known in sorted(self._clusters.items())
             ]
 

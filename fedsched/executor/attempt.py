@@ -131,9 +131,9 @@ class AttemptDriver:
         self._blame = Blame(self._heard, self._tasks)
         self._training = False
         self._members_started = False
-        self._join_until = float("inf")
-        self._settle_until = float("inf")
-        self._complaint_at = float("inf")
+        self._join_until_s = float("inf")
+        self._settle_until_s = float("inf")
+        self._complaint_at_s = float("inf")
         self._resize: Resize | None = None
         self._restore: _Restore | None = None
         self._ending: Ending | None = None
@@ -230,7 +230,7 @@ class AttemptDriver:
         while self._after is not None and self._after.is_alive() and not self._let_go:
             self._read_mail()
         self._after = None
-        self._join_until = time.monotonic() + self._context.deadlines.join_s
+        self._join_until_s = time.monotonic() + self._context.deadlines.join_s
         if self._start_order is None:
             self._take_up()
             return
@@ -242,7 +242,7 @@ class AttemptDriver:
         anywhere = TaskPlacement(COORDINATOR, NodeName(""))
         self._start(next(iter(self._coordinator), anywhere), seq=self._start_order.seq)
         # Counted from here: a launcher that had to load first is not the job's fault.
-        self._join_until = time.monotonic() + self._context.deadlines.join_s
+        self._join_until_s = time.monotonic() + self._context.deadlines.join_s
 
     def _take_up(self) -> None:
         """Find out what an earlier executor left: the tasks on record, and a stop that was under way."""
@@ -297,11 +297,11 @@ class AttemptDriver:
                 self._control = Control(address, self.name, self.tell)
         if self._control is not None and not self._members_started and self._adopting is None:
             self._members_started = True
-            self._join_until = time.monotonic() + self._context.deadlines.join_s + JOIN_MARGIN_S
+            self._join_until_s = time.monotonic() + self._context.deadlines.join_s + JOIN_MARGIN_S
             for entry in self._placement:
                 if entry.task not in self._tasks:
                     self._start(entry, seq=self._start_order.seq if self._start_order else 0)
-        if time.monotonic() > self._join_until:
+        if time.monotonic() > self._join_until_s:
             self._fail_to_join()
 
     def _fail_to_join(self) -> None:
@@ -332,10 +332,10 @@ class AttemptDriver:
     def _hear(self, report: JobReport) -> None:
         self._heard.take(report)
         if self._heard.is_ending:
-            until = time.monotonic() + self._context.deadlines.settle_s
-            self._settle_until = min(self._settle_until, until)
+            until_s = time.monotonic() + self._context.deadlines.settle_s
+            self._settle_until_s = min(self._settle_until_s, until_s)
             if report.phase == JobReport.FAILED:
-                self._complaint_at = min(self._complaint_at, time.monotonic() + CULPRIT_S)
+                self._complaint_at_s = min(self._complaint_at_s, time.monotonic() + CULPRIT_S)
         if report.phase == JobReport.TRAINING and not self._training:
             self._training = True
             if self._start_order is not None or self._members_started:
@@ -425,15 +425,15 @@ class AttemptDriver:
     def _finish_resize(self, resize: Resize) -> None:
         self._resize = None
         self._tasks.forget(resize.leaving)
-        now, job_id, attempt = self._context.clock(), self._spec.job_id, self._files.number
+        now_s, job_id, attempt = self._context.clock(), self._spec.job_id, self._files.number
         order = resize.order
         if not resize.failure:
             self._placement = members_of(tuple(sorted(order.placement)))
             for entry in self._placement:
                 self._tasks.move(entry.task, entry.node)
-            self._post(JobScaled(now, job_id, attempt, self._whole, resize.pause_s, order.term, order.seq))
+            self._post(JobScaled(now_s, job_id, attempt, self._whole, resize.pause_s, order.term, order.seq))
         elif not self._heard.is_ending and self._tasks.runs(COORDINATOR):
-            self._post(ScaleFailed(now, job_id, attempt, self._whole, resize.failure, order.term, order.seq))
+            self._post(ScaleFailed(now_s, job_id, attempt, self._whole, resize.failure, order.term, order.seq))
         self._answer_adoption()
 
     def _judge(self) -> None:
@@ -445,10 +445,10 @@ class AttemptDriver:
             seen.judged = True
             if seen.exit is not None and self._ending is None:
                 self._judge_exit(task, seen.exit)
-        now = time.monotonic()
-        if self._ending is None and now > self._complaint_at:
+        now_s = time.monotonic()
+        if self._ending is None and now_s > self._complaint_at_s:
             self._fail(*self._blame.as_complained())
-        if self._ending is None and now > self._settle_until:
+        if self._ending is None and now_s > self._settle_until_s:
             self._fail_to_settle()
 
     def _judge_exit(self, task: TaskName, record: ExitRecord) -> None:
@@ -456,11 +456,11 @@ class AttemptDriver:
             return
         if record.code == 0:
             # Either the job's end has begun, or the task left too early; time will tell.
-            self._settle_until = min(self._settle_until, time.monotonic() + self._context.deadlines.settle_s)
+            self._settle_until_s = min(self._settle_until_s, time.monotonic() + self._context.deadlines.settle_s)
         elif self._heard.says(JobReport.FINISHED, JobReport.STOPPED):
             pass
         elif self._blame.is_victim(task, record):
-            self._complaint_at = min(self._complaint_at, time.monotonic() + CULPRIT_S)
+            self._complaint_at_s = min(self._complaint_at_s, time.monotonic() + CULPRIT_S)
         else:
             self._fail(*self._blame.explain(task, record))
 
@@ -507,19 +507,19 @@ class AttemptDriver:
             return
         self._fail(reason, message)
         self._tasks.recall()
-        told_at = time.monotonic()
+        told_at_s = time.monotonic()
         while self._tasks.signal(self._tasks, signal.SIGKILL):
             time.sleep(TICK_S)
             self._tasks.look()
-            if time.monotonic() - told_at > 10.0:
-                told_at = time.monotonic()
+            if time.monotonic() - told_at_s > 10.0:
+                told_at_s = time.monotonic()
                 _log.warning("tasks of %s do not die of SIGKILL; waiting for them", self.name)
 
     def _conclude(self) -> None:
         """Nothing of the attempt runs any more: say so, once, and for good."""
         left = [seen.record for seen in self._tasks.values()]
-        until = time.monotonic() + SWEEP_S
-        while self._context.tasks.sweep(self._files, left) and time.monotonic() < until:
+        until_s = time.monotonic() + SWEEP_S
+        while self._context.tasks.sweep(self._files, left) and time.monotonic() < until_s:
             time.sleep(TICK_S)
         progress = self._heard.reached()
         given = (self._ending.reason, self._ending.message) if self._ending is not None else None

@@ -36,10 +36,10 @@ class Heard:
         self._name = name
         self._result = result
         self._first_steps: int | None = None if is_new else -1
-        self._stepped_at = float("inf")
+        self._stepped_at_s = float("inf")
         self._idle_told_s = 0.0
         self._posted = Progress()
-        self._posted_at = float("-inf")
+        self._posted_at_s = float("-inf")
 
     def take(self, report: JobReport) -> None:
         """A new report."""
@@ -47,7 +47,7 @@ class Heard:
             self._first_steps = report.steps
         before = self.report
         if before is None or report.steps != before.steps or report.phase != before.phase:
-            self._stepped_at, self._idle_told_s = time.monotonic(), 0.0
+            self._stepped_at_s, self._idle_told_s = time.monotonic(), 0.0
         if before is not None and report.steps < before.steps and not self.remark:
             self.remark = f"the job reported step {report.steps} after step {before.steps}"
             _log.warning("%s: %s", self._name, self.remark)
@@ -85,12 +85,12 @@ class Heard:
 
     def news(self) -> Progress | None:
         """Progress that is to be told now."""
-        if self.report is None or time.monotonic() - self._posted_at < PROGRESS_EVERY_S:
+        if self.report is None or time.monotonic() - self._posted_at_s < PROGRESS_EVERY_S:
             return None
         progress = _furthest(self._posted, _progress(self.report, self._idle_s()))
         if progress == self._posted:
             return None
-        self._posted, self._posted_at = progress, time.monotonic()
+        self._posted, self._posted_at_s = progress, time.monotonic()
         return progress
 
     def reached(self) -> Progress | None:
@@ -100,7 +100,7 @@ class Heard:
 
     def _idle_s(self) -> float:
         """How long no step has ended, told in doubling lengths."""
-        idle_s = time.monotonic() - self._stepped_at
+        idle_s = time.monotonic() - self._stepped_at_s
         if self.says(JobReport.TRAINING) and idle_s >= max(IDLE_S, 2 * self._idle_told_s):
             self._idle_told_s = round(idle_s, 1)
         return self._idle_told_s

@@ -120,7 +120,7 @@ class _Pods:
     by_name: dict[str, _Seen] = field(default_factory=dict)
     forgotten: dict[str, float] = field(default_factory=dict)
     """Of forgotten tasks those that may still be there, and since when: what is told of them is not wanted."""
-    listed_at: float = float("-inf")
+    listed_at_s: float = float("-inf")
 
 
 class KubernetesTasks(Shepherded):
@@ -183,7 +183,7 @@ class KubernetesTasks(Shepherded):
         seen = self._pods.by_name.get(handle)
         if seen is None:
             # A list that came since does not have it: it is gone for good.
-            return TaskCondition(ended=self._pods.listed_at > known.since_s)
+            return TaskCondition(ended=self._pods.listed_at_s > known.since_s)
         return _standing(seen.pod, gone=seen.gone, by_us=known.ended_by_us)
 
     def _drop(self, handle: str) -> None:
@@ -326,18 +326,18 @@ class KubernetesTasks(Shepherded):
                 self._closing.wait(backoff.pause_s())
 
     def _list(self) -> str:
-        began = time.monotonic()
+        began_s = time.monotonic()
         found = self._api.list_namespaced_pod(
             self._options.namespace, label_selector=f"{PREFIX}cluster={self._cluster}", _request_timeout=ASK_S
         )
         present = {pod.metadata.name: pod for pod in found.items}
         pods = self._pods
         with self._lock:
-            pods.forgotten = {name: at for name, at in pods.forgotten.items() if name in present or at >= began}
+            pods.forgotten = {name: at_s for name, at_s in pods.forgotten.items() if name in present or at_s >= began_s}
             for name, seen in pods.by_name.items():
                 seen.gone = seen.gone or name not in present
             pods.by_name |= {name: _Seen(pod) for name, pod in present.items() if name not in pods.forgotten}
-            pods.listed_at = began
+            pods.listed_at_s = began_s
         return str(found.metadata.resource_version)
 
     def _watch_from(self, version: str) -> None:

@@ -158,14 +158,14 @@ class RayTasks(Shepherded):
     def _keep_driver(self) -> None:
         backoff = Backoff(*AGAIN_S)
         while not self._closing.is_set():
-            began = time.monotonic()
+            began_s = time.monotonic()
             try:
                 self._run_driver()
             except OSError as problem:  # no process could be started, or its log has no room: it may pass
                 _log.error("no process that talks to Ray could be started: %s", problem)
             if self._closing.is_set():
                 return
-            if time.monotonic() - began > 2 * AGAIN_S[1]:
+            if time.monotonic() - began_s > 2 * AGAIN_S[1]:
                 backoff.reset()
             wait_s = backoff.pause_s()
             _log.warning("the process that talks to Ray has ended; the next one begins in %.1f s", wait_s)

@@ -44,9 +44,9 @@ class Resize:
         self._tasks = tasks
         self._is_settled = False
         """The members are what they will be; only the `leaving` are waited for."""
-        self._term_at = float("inf")
-        self._kill_at = float("inf")
-        self._done_at = float("-inf")
+        self._term_at_s = float("inf")
+        self._kill_at_s = float("inf")
+        self._done_at_s = float("-inf")
         """Not complete before this."""
 
     def hear(self, reply: ScaleReply | str, grace_s: float) -> None:
@@ -65,25 +65,25 @@ class Resize:
         now_s = time.monotonic()
         self._is_settled, self.failure, self.pause_s = True, "", reply.pause_s
         self.leaving = self.removed
-        self._term_at, self._kill_at = now_s + grace_s / 2, now_s + grace_s
+        self._term_at_s, self._kill_at_s = now_s + grace_s / 2, now_s + grace_s
 
     def roll_back(self, message: str) -> None:
         """The members stay as they were; the newcomers end."""
         now_s = time.monotonic()
         self._is_settled, self.failure, self.leaving = True, message, self.added
-        self._term_at, self._kill_at = now_s, now_s + CLEAN_UP_S
+        self._term_at_s, self._kill_at_s = now_s, now_s + CLEAN_UP_S
         # The job may have come to its end meanwhile: then that is the news, and it arrives within this time.
-        self._done_at = now_s + NEWS_S
+        self._done_at_s = now_s + NEWS_S
 
     def push(self) -> bool:
         """Send those that leave the signals that are due; whether all is done."""
         now_s = time.monotonic()
-        if now_s >= self._kill_at:
+        if now_s >= self._kill_at_s:
             self._tasks.signal(self.leaving, signal.SIGKILL)
-        elif now_s >= self._term_at:
+        elif now_s >= self._term_at_s:
             self._tasks.signal(self.leaving, signal.SIGTERM)
-            self._term_at = float("inf")
-        return now_s >= self._done_at and not any(self._tasks.runs(task) for task in self.leaving)
+            self._term_at_s = float("inf")
+        return now_s >= self._done_at_s and not any(self._tasks.runs(task) for task in self.leaving)
 
     def expects(self, task: TaskName, record: ExitRecord) -> bool:
         """Whether a task's end belongs to the resize; that of a newcomer which has not joined yet rolls it back."""

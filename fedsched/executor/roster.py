@@ -26,7 +26,7 @@ class SeenTask:
 
     record: TaskRecord
     exit: ExitRecord | None = None
-    gone_at: float | None = None
+    gone_at_s: float | None = None
     judged: bool = False
 
 
@@ -54,10 +54,10 @@ class Roster(dict[TaskName, SeenTask]):
                 continue
             found = self._backend.ended(self._files, seen.record)
             if found is None:
-                seen.gone_at = None
+                seen.gone_at_s = None
                 continue
-            seen.gone_at = seen.gone_at or time.monotonic()
-            if found.is_seen or time.monotonic() - seen.gone_at > EXIT_RECORD_S:
+            seen.gone_at_s = seen.gone_at_s or time.monotonic()
+            if found.is_seen or time.monotonic() - seen.gone_at_s > EXIT_RECORD_S:
                 seen.exit = found
 
     def runs(self, task: TaskName) -> bool:

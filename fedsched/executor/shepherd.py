@@ -181,12 +181,12 @@ class Shepherd:
         return f"cannot execute {self._order.argv[0]}: {problem.strerror}"
 
     def _watch(self, child: subprocess.Popen[bytes]) -> int:
-        looked_at = time.monotonic()
+        looked_at_s = time.monotonic()
         while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             time.sleep(END_S)
-            if time.monotonic() - looked_at < LOOK_S:
+            if time.monotonic() - looked_at_s < LOOK_S:
                 continue
-            looked_at = time.monotonic()
+            looked_at_s = time.monotonic()
             if not self._is_wanted() or self._uses_too_much(child.pid):
                 self._signal(signal.SIGKILL)
             _reap_orphans(child.pid)

@@ -76,8 +76,8 @@ class _Listed:
     state: str
     reason: str
     node: str
-    at: float
-    """When it was listed last."""
+    at_s: float
+    """When it was listed last, on this process' clock."""
 
 
 class SlurmTasks(Shepherded):
@@ -91,7 +91,7 @@ class SlurmTasks(Shepherded):
         self._options = options
         self._jobs: dict[str, _Listed] = {}
         self._orders: queue.SimpleQueue[tuple[list[str], signal.Signals] | None] = queue.SimpleQueue()
-        self._listed_at = float("-inf")
+        self._listed_at_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
         self._thread.start()
 
@@ -138,12 +138,12 @@ class SlurmTasks(Shepherded):
         return [*command, *self._options.options]
 
     def _says(self, handle: str, known: Known) -> TaskCondition:
-        found, listed_at = self._jobs.get(handle), self._listed_at
+        found, listed_at_s = self._jobs.get(handle), self._listed_at_s
         if found is None:
             # Forgotten by Slurm, some minutes after it ended; but only a list that came since can tell.
             since_s = known.since_s
-            return TaskCondition(ended=time.monotonic() - since_s > GONE_S and listed_at > since_s + GONE_S / 2)
-        if found.state in (*HELD_BACK, *RUNNING) and listed_at - found.at > GONE_S:
+            return TaskCondition(ended=time.monotonic() - since_s > GONE_S and listed_at_s > since_s + GONE_S / 2)
+        if found.state in (*HELD_BACK, *RUNNING) and listed_at_s - found.at_s > GONE_S:
             return TaskCondition(ended=True)  # it ended, and was forgotten, while Slurm did not answer
         if found.state in HELD_BACK:
             return TaskCondition(waiting=f"Slurm says {found.reason or found.state}")
@@ -211,7 +211,7 @@ class SlurmTasks(Shepherded):
         with self._lock:
             if not self._known:
                 return
-        now = time.monotonic()
+        now_s = time.monotonic()
         command = ["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", "--format=%A|%T|%r|%N"]
         try:
             answer = _ask(command)
@@ -223,10 +223,10 @@ class SlurmTasks(Shepherded):
             return
         lines = [line.split("|") for line in answer.stdout.splitlines() if line.count("|") >= 3]
         with self._lock:
-            self._listed_at = now
+            self._listed_at_s = now_s
             for job, state, reason, node in (line[:4] for line in lines):
                 if job in self._known:  # the user may have others
-                    self._jobs[job] = _Listed(state, "" if reason == "None" else reason, node, now)
+                    self._jobs[job] = _Listed(state, "" if reason == "None" else reason, node, now_s)
 
 
 def _ask(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:

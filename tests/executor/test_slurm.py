@@ -55,12 +55,12 @@ def test_what_slurm_lists_of_others_and_of_forgotten_tasks_is_not_kept(tasks: Sl
     tasks._standing(TASK)
     eventually(lambda: "7" in tasks._jobs, "it is listed")
     assert "8" not in tasks._jobs, "a job of the same user that is none of ours"
-    listed_at = tasks._listed_at
+    listed_at_s = tasks._listed_at_s
 
     tasks.forget([TASK])
     tasks._standing(OTHER)  # so that Slurm is asked again
 
-    eventually(lambda: tasks._listed_at > listed_at, "Slurm lists it still")
+    eventually(lambda: tasks._listed_at_s > listed_at_s, "Slurm lists it still")
     assert "7" not in tasks._jobs
 
 
@@ -70,11 +70,11 @@ def test_slurm_is_not_asked_when_no_task_is_left(tasks: SlurmTasks) -> None:
     eventually(lambda: "7" in tasks._jobs, "it is listed")
     tasks.forget([TASK])
     tasks._list()  # one may be under way
-    listed_at = tasks._listed_at
+    listed_at_s = tasks._listed_at_s
 
     tasks._list()
 
-    assert tasks._listed_at == listed_at
+    assert tasks._listed_at_s == listed_at_s
 
 
 def test_which_states_of_slurms_nodes_take_tasks(tmp_path: Path, tasks: SlurmTasks) -> None:

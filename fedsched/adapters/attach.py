@@ -33,6 +33,7 @@ CREDIT_S = 60.0
 """A reader that takes nothing for so long is given up."""
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
+"""First and longest pause before a controller is called again."""
 JOIN_S = 5.0
 """How long `close` waits for each line's thread."""
 

@@ -32,6 +32,7 @@ STREAM_S = 30.0
 """A watch is opened anew after this, from where it was: a stream that hangs silently costs no more than this."""
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
+"""First and longest pause before a watch that broke is opened again."""
 CLOSE_S = 10.0
 """How long `close` waits for a callback that still runs."""
 

@@ -26,11 +26,13 @@ REPORT_EVERY_S = 1.0
 """How often the hello is looked at anew; it is sent only when it changed."""
 BACKOFF_S_MIN = 0.2
 BACKOFF_S_MAX = 5.0
+"""First and longest pause before the aggregator is called again."""
 BACKOFF_REFUSED_S = 30.0
 """After a refusal that only people can resolve, by another version or configuration."""
 LASTED_S = 10.0
 """After a stream that lived this long the backoff starts from its minimum."""
 OUTGOING_MAX = 16
+"""Messages that may wait for a slow aggregator; with more the stream is ended, and begun anew."""
 
 
 class _Session:

@@ -36,6 +36,7 @@ logging.getLogger("flwr").setLevel(logging.WARNING)
 RUN_ID = 1
 SERVER_NODE = 1
 TRAIN = "train"
+"""Flower asks for these three; there is one run, one server and one kind of question."""
 
 
 def node_of(cluster: ClusterName) -> int:

@@ -243,7 +243,7 @@ class MemoryStore:
 
     def _begin(self) -> None:
         if self._closed:
-            raise StoreUnavailable("the store is closed")
+            raise StoreUnavailable("the store is closed", "open another one")
         now_s = self._clock()
         ended = sorted((found.ends_s, lease) for lease, found in self._leases.items() if found.ends_s <= now_s)
         for _, lease in ended:

@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 ERROR_KEY = "fedsched-error-bin"
 TRACE_KEY = "traceparent"
+"""Metadata of a call: the product error that ended it, and the caller's span."""
 STREAMS_MAX = 256
 """Calls that a server works on at once, streams included."""
 READERS_MAX = STREAMS_MAX // 2
@@ -43,7 +44,9 @@ an agent from attaching."""
 ERROR_CHARS_MAX = 4000
 """Longer error messages are cut: the transport drops metadata above 8 KiB."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""A policy's weights and lists of many thousand jobs fit."""
 KEEPALIVE_MS = 20_000
+"""A peer that is silent for so long is asked whether it is there."""
 
 _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),

@@ -18,6 +18,7 @@ from fedsched.runtime.ports import Delete, Put, Store, ValueIs, Write
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
+"""First and longest pause before a write is tried again."""
 
 PENDING_STEPS_MAX = 100
 """Steps that may wait before those that only tell progress are left out."""

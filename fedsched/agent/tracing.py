@@ -17,6 +17,7 @@ from fedsched.core.ids import JobId
 from fedsched.core.job import TERMINAL, JobPhase, Reason, allocation_of
 
 EXPECTED_ENDS = frozenset({Reason.FINISHED, Reason.PREEMPTED, Reason.CANCELLED_BY_USER, Reason.TIME_LIMIT})
+"""Ends that are no error in a trace."""
 
 
 class JobTraces:

@@ -23,6 +23,7 @@ from fedsched.runtime.ports import Store
 _log = logging.getLogger(__name__)
 
 ROLE = "aggregator"
+"""What its processes are elected for."""
 RETRY_S = 1.0
 """Pause after etcd or the leadership was lost while rounds were held."""
 

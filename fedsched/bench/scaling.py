@@ -20,7 +20,9 @@ CHANGES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 BEFORE = 6
 """Steps without a resize before each one: what it is compared with."""
 RESTARTS_MAX = 3
+"""Restarts that are measured; each takes seconds, and they differ little."""
 STEPS = 1_000_000
+"""More than any run takes: it is the benchmark that ends the job."""
 
 
 @dataclass(frozen=True, slots=True)

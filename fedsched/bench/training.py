@@ -18,10 +18,13 @@ from fedsched.errors import Failed
 
 WORKERS = 2
 SERVERS = 2
+"""Of the job; DistributedDataParallel has as many workers."""
 WARM_UP = 3
 """Steps that are not counted: memory and kernels are got ready in them."""
 STREAMED_STEPS = 6
+"""Steps through gRPC that are counted."""
 _DEADLINE_S = 600.0
+"""Longest wait for DistributedDataParallel to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from fedsched import elastic
 from fedsched.examples import resnet50
 
 SEED = 0
+"""Of the weights and of the samples' order."""
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:

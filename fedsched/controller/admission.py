@@ -38,6 +38,7 @@ from fedsched.runtime.ports import Put, RevisionIs, Store
 ATTEMPTS_MAX = 32
 """How often a write is tried again when others write the same keys."""
 SPEC_BYTES_MAX = 64 * 1024
+"""Of a job's specification as it is stored."""
 CACHE_S = 5.0
 """Longest wait until the own write is seen in the cache."""
 

@@ -21,6 +21,7 @@ CREDIT = 16
 ANSWER_S = 20.0
 """An agent that says nothing for so long about a request that does not follow has failed at it."""
 POLL_S = 0.5
+"""How often it is looked whether a log's reader is still there."""
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,11 @@ from fedsched.files import sync_folder, write_whole
 from fedsched.pb import training_pb2 as pb
 
 KEPT = 2
+"""How many checkpoints of a job stay on disk."""
 _FORMAT = 1
+"""Grows when a manifest is written otherwise; one of another format is not read."""
+
+_RESTORE = "restore that folder from a backup, or remove it: the job goes on from the one before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def verified(folder: Path) -> Checkpoint:
         manifest = json.loads((folder / "manifest.json").read_text())
         claimed = manifest.pop("sha256")
         if manifest["format"] != _FORMAT or claimed != _digest_of(manifest):
-            raise CorruptCheckpoint(f"{folder}: the manifest does not match its digest")
+            raise CorruptCheckpoint(f"{folder}: the manifest does not match its digest", _RESTORE)
         checkpoint = Checkpoint(
             manifest["step"],
             folder,
@@ -153,9 +157,9 @@ def verified(folder: Path) -> Checkpoint:
         )
         for shard in checkpoint.shards:
             if sha256_of(folder / shard.file) != shard.sha256:
-                raise CorruptCheckpoint(f"{folder}: {shard.file} does not match its digest")
+                raise CorruptCheckpoint(f"{folder}: {shard.file} does not match its digest", _RESTORE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise CorruptCheckpoint(f"{folder} cannot be read: {problem}") from problem
+        raise CorruptCheckpoint(f"{folder} cannot be read: {problem}", _RESTORE) from problem
     return checkpoint
 
 

@@ -47,7 +47,9 @@ from fedsched.pb.training_pb2_grpc import (
 _THREADS_MAX = 512
 """Each member's stream holds a thread; threads are made as they are needed."""
 _TICK_S = 0.1
+"""How often the core hears of the time."""
 _FOLLOW_S = 0.2
+"""Least time between two reports to the executor."""
 _NAME_S = 10.0
 """How long a newcomer waits for the stream of an earlier process of its name to end."""
 _LEAVE_S = 12.0

@@ -139,7 +139,9 @@ _ELEMENTWISE = frozenset(
 """Optimisers that treat each element for itself: for them, a part of a tensor is as good as a tensor. Others, which
 look at a whole tensor's norm or rank, keep each tensor on one server."""
 _PARTS = 128
+"""Into so many parts a model is cut at most, so that servers can share it evenly."""
 _PART_BYTES_MIN = 64 * 1024
+"""Smaller parts would cost more in messages than they even out."""
 
 
 def blocks_of(model: Module, optimizer: Optimizer) -> tuple[tuple[BlockSpec, ...], list[torch.Tensor]]:

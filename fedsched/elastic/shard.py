@@ -234,5 +234,8 @@ def read_blocks(
                     found[wanted[name]].tensors[part] = shard.get_tensor(key)
     for name, index in wanted.items():
         if index not in found or tuple(found[index].value.shape) != model.blocks[index].shape:
-            raise CorruptCheckpoint(f"the checkpoint in {files[0].parent} holds no {name} that fits the model")
+            raise CorruptCheckpoint(
+                f"the checkpoint in {files[0].parent} holds no {name} that fits the model",
+                "train the model that the checkpoint is of, or submit the changed one as a new job",
+            )
     return found, hyperparameters

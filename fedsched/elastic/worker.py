@@ -37,6 +37,7 @@ _HELLO_S = 20.0
 """The coordinator greets a worker within this."""
 _VERDICT_S = 10.0
 """A failed call to a server is followed by the coordinator's word within this, or is an error of its own."""
+_SEE = "see the logs of the job's tasks, the coordinator's first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Worker:
         self._gradients = Arena.of_gradients(spec)
         with self._changed:
             if not self._changed.wait_for(lambda: self._view.machine or self._view.leave, timeout=_HELLO_S):
-                raise TimedOut(f"the coordinator did not greet this worker within {_HELLO_S:g} s")
+                raise TimedOut(f"the coordinator did not greet this worker within {_HELLO_S:g} s", _SEE)
             if self._view.leave:
                 self._leave(self._view.message)
             self._shared = self._view.machine == memory.machine()
@@ -241,7 +242,7 @@ class Worker:
                     # Whoever waits must have said where it stands: that may be what the coordinator waits for.
                     self._report_progress(urgent=True)
                 if time.monotonic() > until_s:
-                    raise TimedOut(f"no step was granted within {self._wait_s:g} s")
+                    raise TimedOut(f"no step was granted within {self._wait_s:g} s", _SEE)
                 self._changed.wait(timeout=1.0)
 
     def _await_finished(self) -> None:
@@ -257,7 +258,7 @@ class Worker:
                         self._leave(self._view.message)
                     return
                 if time.monotonic() > until_s:
-                    raise TimedOut(f"the coordinator did not confirm the last step within {self._wait_s:g} s")
+                    raise TimedOut(f"the coordinator did not confirm the last step within {self._wait_s:g} s", _SEE)
                 self._changed.wait(timeout=1.0)
 
     def _granted_plan(self) -> pb.PlanView | None:
@@ -610,7 +611,7 @@ class Worker:
             self._changed.wait_for(lambda: self._view.leave, timeout=_VERDICT_S)
             if self._view.leave:
                 self._leave(self._view.message)
-        raise Failed(f"another task of the job does not answer: {details}", "see the logs of the job's tasks")
+        raise Failed(f"another task of the job does not answer: {details}", _SEE)
 
 
 def _words(problem: grpc.RpcError) -> str:

@@ -37,6 +37,8 @@ CULPRIT_S = 5.0
 """How long after a coordinator's complaint the exit of the task that caused it may come."""
 SWEEP_S = 30.0
 """Longest wait for what ended tasks left behind."""
+STUCK_S = 10.0
+"""How often it is told of tasks that do not die of SIGKILL."""
 JOIN_MARGIN_S = 2.0
 """How much later than the coordinator the executor gives up on tasks that do not join: the coordinator knows names."""
 
@@ -511,7 +513,7 @@ class AttemptDriver:
         while self._tasks.signal(self._tasks, signal.SIGKILL):
             time.sleep(TICK_S)
             self._tasks.look()
-            if time.monotonic() - told_at_s > 10.0:
+            if time.monotonic() - told_at_s > STUCK_S:
                 told_at_s = time.monotonic()
                 _log.warning("tasks of %s do not die of SIGKILL; waiting for them", self.name)
 

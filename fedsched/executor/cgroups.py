@@ -20,6 +20,7 @@ MIB = 1 << 20
 PERIOD_US = 100_000
 """Processor time is given out in shares of this, the kernel's own default."""
 CONTROLLERS = frozenset({"cpu", "memory"})
+"""What tasks are kept to."""
 END_S = 2.0
 """How long a cgroup may take to lose its processes once they were killed."""
 

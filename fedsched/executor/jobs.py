@@ -112,8 +112,6 @@ class JobExecutor:
         """Those of the nodes that take no tasks now, each with why; None where the cluster does not answer."""
         return self._context.tasks.closed(nodes)
 
-    # --- the dispatching thread
-
     def _run(self) -> None:
         with suppress(FedschedError, OSError):  # reported again, to the job that needs it
             self._context.tasks.warm_up()

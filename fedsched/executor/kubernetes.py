@@ -45,6 +45,7 @@ NAME_MAX = 63
 GONE = 410
 """The API server's answer to a watch from a past that it no longer knows."""
 PREFIX = "fedsched.io/"
+"""Of the labels by which pods of ours are found."""
 HOSTNAME = "kubernetes.io/hostname"
 """The label by which nodes are known."""
 PREEMPTING = ("PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet")
@@ -154,7 +155,7 @@ class KubernetesTasks(Shepherded):
         self._closing.set()
         self._watch.stop()
         self._work.put(None)
-        self._threads[1].join(ASK_S)
+        self._threads[1].join(ASK_S)  # the watch's may wait for the API server for minutes, and holds nothing
 
     def sweep(self, attempt: Attempt, records: Iterable[TaskRecord]) -> bool:
         """Delete the attempt's service, and with it every pod that it owns."""
@@ -165,8 +166,6 @@ class KubernetesTasks(Shepherded):
             lambda: self._api.delete_namespaced_service(name, self._options.namespace, _request_timeout=ASK_S)
         )
         return False
-
-    # --- Shepherded
 
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
         attempt = order.attempt
@@ -229,8 +228,6 @@ class KubernetesTasks(Shepherded):
                     _log.warning("Kubernetes refused a request: %s", _words(problem))
             except urllib3.exceptions.HTTPError as problem:
                 _log.warning("Kubernetes does not answer: %s", problem)
-
-    # --- objects
 
     def _labels(self, attempt: Attempt) -> dict[str, str]:
         return {
@@ -307,8 +304,6 @@ class KubernetesTasks(Shepherded):
             "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
             "spec": spec,
         }
-
-    # --- the watch
 
     def _follow(self) -> None:
         backoff = Backoff(*AGAIN_S)

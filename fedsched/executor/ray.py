@@ -92,8 +92,6 @@ class RayTasks(Shepherded):
                 self._driver.kill()  # it waits for a cluster that does not answer
         self._thread.join(LEAVE_S)
 
-    # --- Shepherded
-
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
         attempt = order.attempt
         name = f"{attempt.job_dir.name}/{attempt.number}/{order.task}/{order.request[:8]}"
@@ -142,8 +140,6 @@ class RayTasks(Shepherded):
         with self._lock:
             living = self._nodes
         return None if living is None else {node: "Ray has no such node alive" for node in nodes if node not in living}
-
-    # --- the driver
 
     def _send(self, order: ray_talk.Order) -> None:
         """To the driver, under the lock. One that is gone misses it; its successor is asked about each task anew."""

@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 EXIT_RECORD_S = 1.5
 """How long after a task's end its exit record may come; later, nobody saw the end."""
 LOG_TAIL_BYTES = 16384
+"""How much of a log's end is read for the words that a task ended with."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,9 @@ class Known:
 
 
 class Shepherded(ABC):
-    """A back end whose tasks the cluster places; see `TaskBackend`. A subclass knows one kind of cluster.
+    """A back end whose tasks the cluster places; see `TaskBackend`.
+
+    A subclass knows one kind of cluster: what it must say of it is abstract here.
 
     One lock guards what is known here and what a subclass keeps of the cluster's words.
 
@@ -73,8 +75,6 @@ class Shepherded(ABC):
         self._known: dict[str, Known] = {}
         """By the cluster's name for the task, of those that nobody has forgotten yet."""
         self._closed: Mapping[NodeName, str] = {}
-
-    # --- what a subclass knows
 
     @abstractmethod
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
@@ -104,8 +104,6 @@ class Shepherded(ABC):
     @abstractmethod
     def _tell(self, handles: list[str], signum: signal.Signals) -> None:
         """Send SIGTERM, or end the tasks at once with SIGKILL; does not wait."""
-
-    # --- TaskBackend
 
     def taken(self, spec: JobSpec) -> JobSpec:
         """As the cluster counts it, task by task."""

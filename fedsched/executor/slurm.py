@@ -6,9 +6,9 @@ is read from `squeue`, which needs no accounting database. Seen to work with Slu
 
 from __future__ import annotations
 
-import getpass
 import logging
 import math
+import os
 import queue
 import shlex
 import signal
@@ -37,6 +37,7 @@ NOT_NOW = ("Unable to contact", "Socket timed out", "Connection refused", "Zero 
 """What commands say when the controller does not answer: no fault of the job's."""
 HELD_BACK = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING")
+"""States of jobs that have a place; those before have none yet."""
 OPEN = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
 """States of nodes that take tasks, now or once others have ended; all else, drained and down say, does not."""
 SILENT_MARKS = "~#+-"
@@ -99,8 +100,6 @@ class SlurmTasks(Shepherded):
         """Let go: Slurm keeps the jobs."""
         self._orders.put(None)
         self._thread.join(ASK_S)
-
-    # --- Shepherded
 
     def _submit(self, order: TaskOrder, program: tuple[str, ...]) -> str:
         script = f"#!/bin/sh\nexec {shlex.join([self._options.python, *program])}\n"
@@ -181,8 +180,6 @@ class SlurmTasks(Shepherded):
                 closed[node] = f"Slurm says {state}" + (f", {reason}" if reason not in ("", "none") else "")
         return closed
 
-    # --- the thread
-
     def _run(self) -> None:
         """List the jobs and carry out signals; commands of Slurm may take long and nobody else waits for them."""
         while True:
@@ -212,7 +209,7 @@ class SlurmTasks(Shepherded):
             if not self._known:
                 return
         now_s = time.monotonic()
-        command = ["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", "--format=%A|%T|%r|%N"]
+        command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A|%T|%r|%N"]
         try:
             answer = _ask(command)
         except (subprocess.SubprocessError, OSError) as problem:

@@ -12,6 +12,7 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 NOT_STARTED = 127
+"""Exit code where the program was not begun, as a shell would give it."""
 
 
 def main(arguments: list[str]) -> None:

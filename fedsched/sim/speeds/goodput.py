@@ -160,9 +160,15 @@ class GoodputSpeeds:
         """Epochs in `elapsed_s`; nothing where no batch is possible.
 
         Raises:
-            InvalidInput: this job's timing on these GPUs is not known.
+            InvalidInput: this job's timing on these GPUs is not known, or its workers hold parts of a GPU.
         """
-        job_type, gpus = job.spec.job_type, int(gpus_of(job, setting.allocation.workers))
+        job_type, held = job.spec.job_type, gpus_of(job, setting.allocation.workers)
+        gpus = int(held)
+        if gpus != held:
+            raise InvalidInput(
+                f"no goodput is known of job type {job_type} on {held:g} GPUs; whole ones were expected",
+                "give its workers whole GPUs, or choose another form of speeds",
+            )
         key = (job_type, setting.accelerator, gpus, setting.nodes > 1)
         rate = self._known.get(key)
         if rate is None:

@@ -89,6 +89,13 @@ class TraceWorkloadConfig(Tree):
     worker_type: str = gavel.WORKER_TYPE
     """For the format gavel: whose throughputs turn steps into seconds."""
 
+    @model_validator(mode="after")
+    def _throughputs_are_of_use(self) -> TraceWorkloadConfig:
+        wrong = gavel.problem_for(self.format, self.throughputs, self.worker_type)
+        if wrong:
+            raise ValueError(wrong)
+        return self
+
     def workload(self, base: Path = Path()) -> TraceWorkload:
         """The workload; nothing is read before jobs are drawn.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
+from fedsched.errors import InvalidInput
 from fedsched.sim.traces import alibaba, gavel, helios, itp, philly, plain, tiresias
 from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.record import Refusals, TraceJob
@@ -28,7 +29,11 @@ def read(
     Raises:
         NotFound: there is no such file.
         InvalidTrace: it is not of this format at all, or damaged.
+        InvalidInput: throughputs or a worker type are given, and it is not of Gavel's format.
     """
+    wrong = gavel.problem_for(form, throughputs, worker_type)
+    if wrong:
+        raise InvalidInput(wrong, "leave them out, or name the format gavel")
     match form:
         case TraceFormat.CSV:
             return plain.read(path, refused)

@@ -25,6 +25,7 @@ from pathlib import Path
 from fedsched.core.job import LENGTH_MAX_S
 from fedsched.errors import InvalidTrace
 from fedsched.sim.traces import reading
+from fedsched.sim.traces.names import TraceFormat
 from fedsched.sim.traces.reading import Column
 from fedsched.sim.traces.record import BadRow, Refusals, SkipReason, TraceJob
 from fedsched.yamlfile import shown
@@ -61,6 +62,13 @@ _TRACE = {
         Column("priority weight", 8), Column("SLO", 9), Column("duration", 10),
     ),
 }  # fmt: skip
+
+
+def problem_for(form: TraceFormat, throughputs: object, worker_type: str) -> str:
+    """Why these options do not go with a trace of another format; empty where they do."""
+    if form is TraceFormat.GAVEL or (not throughputs and worker_type == WORKER_TYPE):
+        return ""
+    return f"throughputs and a worker type are for traces of format gavel; this one is of format {form}"
 
 
 def read(

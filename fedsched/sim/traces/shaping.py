@@ -17,7 +17,7 @@ from fedsched.sim.traces.record import TraceJob
 RIGID, ELASTIC = "rigid", "elastic"
 MILLI = 1000
 MIB_PER_GIB = 1024
-NO_TASKS = Range(0, 0)
+NO_PS = Range(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def simulated(job: TraceJob, shape: GangShape) -> SimulatedJob:
         name=job.job_id,
         run=RIGID if elastic is None else ELASTIC,
         workers=workers,
-        ps=NO_TASKS,
+        ps=NO_PS,
         worker_demand=_demand(gpus, _each(job.cpus, count), _each(job.memory_gib, count), shape),
         ps_demand=NOTHING,
         epochs=epochs,

@@ -130,6 +130,13 @@ def test_noisy_gradients_make_more_gpus_worthwhile() -> None:
         rate(model, "resnet50", 1, on="TPU")
 
 
+def test_goodput_of_a_part_of_a_gpu_is_an_error_and_not_a_job_that_stands_still_for_ever() -> None:
+    model = GoodputSpeeds(*load_goodput(shipped("goodput_fitted")))
+    assert model.epochs(job("resnet50", gpus=0.5), at(2, on="A100"), 1.0) > 0
+    with pytest.raises(InvalidInput, match=r"of job type resnet50 on 0\.5 GPUs; whole ones were expected"):
+        model.epochs(job("resnet50", gpus=0.5), at(1, on="A100"), 1.0)
+
+
 def test_a_timing_is_found_again_in_what_it_gives() -> None:
     """And a network that nobody measured counts as fast as the one that somebody did."""
     truth = Timing(0.02, 0.002, 0.03, 0.004, 0.06, 0.006, 1.5)

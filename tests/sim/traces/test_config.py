@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from fedsched.config import parse
-from fedsched.errors import FedschedError, InvalidConfiguration, InvalidTrace, NotFound
+from fedsched.errors import FedschedError, InvalidConfiguration, InvalidInput, InvalidTrace, NotFound
 from fedsched.sim.ports import SimulatedJob, Workload
+from fedsched.sim.traces import formats
 from fedsched.sim.traces.config import FittedWorkloadConfig, TraceWorkloadConfig
+from fedsched.sim.traces.names import TraceFormat
+from fedsched.sim.traces.record import Refusals
 
 HEADER = "job_id,num_gpu,submit_s,duration_s,deadline_s\n"
 
@@ -47,6 +50,17 @@ def test_a_higher_rate_brings_jobs_together_and_leaves_them_their_time(trace: Pa
 
     assert [(job.submit_s, job.duration_s) for job in workload.records] == [(0, 60), (25, 60), (50, 60)]
     assert workload.records[1].deadline_s == 125
+
+
+@pytest.mark.parametrize("option", [{"throughputs": "t.csv"}, {"worker_type": "k80"}])
+def test_options_of_one_format_are_refused_with_any_other(trace: Path, option: dict[str, Any]) -> None:
+    """Ignored, they would let who named them believe that durations had been worked out anew."""
+    told = "throughputs and a worker type are for traces of format gavel; this one is of format csv"
+    with pytest.raises(InvalidConfiguration, match=told):
+        parse(TraceWorkloadConfig, {"file": str(trace), **option}, "test")
+    with pytest.raises(InvalidInput, match=told):
+        formats.read(trace, TraceFormat.CSV, Refusals(), **option)
+    assert parse(TraceWorkloadConfig, {"file": str(trace), "format": "gavel", **option}, "test").format == "gavel"
 
 
 def test_a_malformed_row_stops_a_simulation_and_says_how_to_leave_it_out(tmp_path: Path) -> None:

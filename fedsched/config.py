@@ -169,6 +169,21 @@ class OwnTrackConfig(Tree):
     half_after: float | None = Field(default=None, gt=0)
 
 
+SIMULATED = ("dl2_drf", "dl2_fifo", "dl2_optimus", "dl2_srtf", "dl2_tetris", "lower_bound", "oracle_greedy")
+"""Policies that only simulations can ask: they know the true speeds, or fill an empty cluster in every slot."""
+
+
+def _decides_live(policy: PolicyConfig) -> PolicyConfig:
+    """Asked live, such a policy answers in no slot, and who compares it with others sees its fallback."""
+    if policy.name in SIMULATED:
+        raise ValueError(f"policy {policy.name} is for simulations only; `fedsched policy list` shows which are not")
+    return policy
+
+
+LivePolicy = Annotated[PolicyConfig, AfterValidator(_decides_live)]
+"""Of an agent."""
+
+
 class PromotionConfig(Tree):
     """What an agent does with new versions that the federation makes of its policy."""
 
@@ -427,7 +442,7 @@ class AgentConfig(Tree):
     executor: ExecutorConfig = LocalExecutorConfig()
     slot: SlotConfig = SlotConfig()
     retry: RetryConfig = RetryConfig()
-    policy: PolicyConfig = PolicyConfig()
+    policy: LivePolicy = PolicyConfig()
     learning: LearningConfig = LearningConfig()
     """Where an aggregator is named, and the policy can be taught."""
     promotion: PromotionConfig = PromotionConfig()
@@ -471,7 +486,7 @@ class ClusterConfig(Tree):
 
     name: Name
     nodes: Nodes
-    policy: PolicyConfig = PolicyConfig()
+    policy: LivePolicy = PolicyConfig()
     labels: dict[str, str] = {}
 
 

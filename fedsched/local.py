@@ -110,11 +110,14 @@ def current() -> LocalFederation:
         Unreachable: none runs.
         InvalidInput: several do.
     """
-    found = [state for state in _known() if state.running()]
+    known = _known()
+    found = [state for state in known if state.running()]
     if not found:
+        stopped = f"; stopped are {', '.join(state.name for state in known)}" if known else ""
+        again = "start one with `fedsched up`, a stopped one with `fedsched up FILE` and the file that it was started with"
         raise Unreachable(
-            "no federation runs on this machine, and no controller is named",
-            "start one with `fedsched up`, or name one with --server or FEDSCHED_SERVER",
+            f"no federation runs on this machine, and no controller is named{stopped}",
+            f"{again if known else 'start one with `fedsched up`'}, or name one with --server or FEDSCHED_SERVER",
         )
     if len(found) > 1:
         names = ", ".join(f"{state.name} ({state.controller})" for state in found)
@@ -277,9 +280,8 @@ class _Start:
             f"federation {self._state.name} is up after {time.monotonic() - begun_s:.1f} s; "
             f"controller at {self._state.controller}, state in {self._dir}"
         )
-        apart = said_of_apart(self._config)
-        if apart:
-            self._say(apart)
+        for told in filter(None, (said_of_apart(self._config), said_of_quorum(self._config))):
+            self._say(told)
         return self._state
 
     def _check_addresses(self) -> None:
@@ -455,6 +457,18 @@ def said_of_apart(config: FederationConfig) -> str:
         f"the aggregator combines {together}, the policy of {whose}; no part in that: {', '.join(apart)}, "
         "whose policy gives no updates and is offered no versions (set policy.name alike where clusters are to learn "
         "together)"
+    )
+
+
+def said_of_quorum(config: FederationConfig) -> str:
+    """That too few clusters learn for a round to count: a sentence; empty if nobody learns, or there are enough."""
+    together = _learned_together(config).name
+    learning = [cluster.name for cluster in config.clusters if cluster.policy.name == together]
+    if not learning or len(learning) >= config.rounds.quorum:
+        return ""
+    return (
+        f"no rounds are held: they need {config.rounds.quorum} clusters, and {together} runs in {', '.join(learning)} only "
+        f"(set rounds.quorum to {len(learning)} to have them anyway)"
     )
 
 

@@ -60,6 +60,29 @@ def test_a_checkpoint_for_a_policy_that_starts_from_none_is_refused(name: str) -
             config.parse(config.PolicyConfig, policy, "the policy")
 
 
+def test_policies_for_simulations_only_are_all_named() -> None:
+    """One that is forgotten would be accepted live."""
+    own = [name for name, package in plugins.available().items() if package == "fedsched"]
+    kinds = {name: plugins.load(name) for name in own}
+    needs = {name for name, kind in kinds.items() if hasattr(kind, "consult") or getattr(kind, "rebuilds", False)}
+    assert set(config.SIMULATED) == needs
+
+
+@pytest.mark.parametrize("name", sorted(plugins.available()))
+def test_an_agent_is_given_no_policy_that_only_simulations_can_ask(name: str) -> None:
+    """It answered in no slot: the fallback decided, and nobody who had asked for the other one was told at the start."""
+    plain = {"cluster": "c", "state_dir": "s", "etcd": "h:1", "nodes": CLUSTER["nodes"], "policy": {"name": name}}
+    cluster = {**CLUSTER, "policy": {"name": name}}
+    if name not in config.SIMULATED:
+        assert config.parse(AgentConfig, plain, "agent.yaml").policy.name == name
+        assert federation(clusters=[cluster]).clusters[0].policy.name == name
+        return
+    with pytest.raises(InvalidConfiguration, match=f"policy {name} is for simulations only"):
+        config.parse(AgentConfig, plain, "agent.yaml")
+    with pytest.raises(InvalidConfiguration, match=f"policy {name} is for simulations only"):
+        federation(clusters=[cluster])
+
+
 @pytest.mark.parametrize("kind", ["local", "slurm", "kubernetes", "ray"])
 def test_an_agents_cluster_says_how_long_its_tasks_may_take_to_begin(kind: str) -> None:
     """Nobody knows better than its operator how long a queue is, or an image takes to be pulled."""

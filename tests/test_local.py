@@ -70,6 +70,23 @@ def test_of_several_policies_one_is_combined_and_the_others_clusters_are_named(
         assert f"{name} ({policy})" in said
 
 
+@pytest.mark.parametrize(
+    ("policies", "needs"),
+    [
+        (("drf", "set"), "set runs in west only"),
+        (("learned_speed", "set", "dl2"), "learned_speed runs in east only"),
+        (("dl2", "drf", "dl2"), ""),
+        (("set", "set"), ""),
+        (("drf", "fifo"), ""),
+    ],
+)
+def test_who_changes_one_cluster_first_is_told_that_rounds_need_more(policies: tuple[str, ...], needs: str) -> None:
+    """They would look for rounds that are never held."""
+    said = local.said_of_quorum(federation(*policies))
+    assert bool(said) == bool(needs)
+    assert needs in said
+
+
 def test_what_has_nothing_to_combine_is_refused_with_what_has() -> None:
     config = AggregatorConfig(listen="a:1", etcd="e:1", state_dir=Path("/nowhere"), policy=PolicyConfig(name="drf"))
     with pytest.raises(InvalidConfiguration, match="dl2, learned_speed or set was expected"):

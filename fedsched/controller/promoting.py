@@ -9,7 +9,7 @@ import difflib
 import time
 from collections.abc import Callable
 
-from fedsched.config import COMBINED
+from fedsched.config import COMBINED, SIMULATED
 from fedsched.controller.cache import Cache
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.ids import ClusterName
@@ -85,7 +85,7 @@ class Promoting:
 
         Raises:
             NotFound: there is no such cluster or version.
-            InvalidInput: there is no such policy, or it could never be promoted though that is wanted.
+            InvalidInput: there is no such policy, only simulations can ask it, or it could never be promoted though that is wanted.
             CorruptRecord: what etcd holds of the version cannot be read.
         """
         record = self._cluster(cluster)
@@ -94,6 +94,11 @@ class Promoting:
             policy = weights.policy or record.policy
             if policy not in plugins.available():
                 raise InvalidInput(plugins.unknown(policy), "list them with `fedsched policy list`")
+            if policy in SIMULATED:
+                raise InvalidInput(
+                    f"policy {policy} is for simulations only, and could answer in no slot of {cluster}",
+                    "compare it there: fedsched sim compare EXPERIMENT",
+                )
             if promote and policy != record.policy:
                 raise InvalidInput(
                     f"cluster {cluster} runs policy {record.policy}; {policy} cannot be promoted there",

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from fedsched.adapters.memory import MemoryStore
 from fedsched.adapters.rpc import JobsClient
+from fedsched.config import SIMULATED
 from fedsched.core.ids import ClusterName
 from fedsched.core.versions import VersionName
 from fedsched.errors import InvalidInput
@@ -34,3 +35,15 @@ def test_a_policy_without_weights_cannot_be_given_any(
         client.promote("east", weights, "ana")
     assert "policy.name" in refused.value.hint
     assert client.promotions("east") == ()
+
+
+@pytest.mark.parametrize("policy", SIMULATED)
+def test_a_policy_that_only_simulations_can_ask_does_not_run_in_the_shadow(
+    store: MemoryStore, client: JobsClient, policy: str
+) -> None:
+    """It would fail in every slot, and the verdict would read as if it had been worse."""
+    StandInAgent(store, "east")
+    eventually(lambda: client.clusters() and client.clusters()[0].record, "the cluster is known")
+    with pytest.raises(InvalidInput, match=f"policy {policy} is for simulations only"):
+        client.shadow("east", VersionName(policy), "ana")
+    assert store.get(keys.candidate(EAST)) is None

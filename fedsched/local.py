@@ -114,7 +114,9 @@ def current() -> LocalFederation:
     found = [state for state in known if state.running()]
     if not found:
         stopped = f"; stopped are {', '.join(state.name for state in known)}" if known else ""
-        again = "start one with `fedsched up`, a stopped one with `fedsched up FILE` and the file that it was started with"
+        again = (
+            "start one with `fedsched up`, a stopped one with `fedsched up FILE` and the file that it was started with"
+        )
         raise Unreachable(
             f"no federation runs on this machine, and no controller is named{stopped}",
             f"{again if known else 'start one with `fedsched up`'}, or name one with --server or FEDSCHED_SERVER",
@@ -467,8 +469,8 @@ def said_of_quorum(config: FederationConfig) -> str:
     if not learning or len(learning) >= config.rounds.quorum:
         return ""
     return (
-        f"no rounds are held: they need {config.rounds.quorum} clusters, and {together} runs in {', '.join(learning)} only "
-        f"(set rounds.quorum to {len(learning)} to have them anyway)"
+        f"no rounds are held: they need {config.rounds.quorum} clusters, and {together} runs in {', '.join(learning)} "
+        f"only (set rounds.quorum to {len(learning)} to have them anyway)"
     )
 
 

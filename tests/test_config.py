@@ -70,7 +70,7 @@ def test_policies_for_simulations_only_are_all_named() -> None:
 
 @pytest.mark.parametrize("name", sorted(plugins.available()))
 def test_an_agent_is_given_no_policy_that_only_simulations_can_ask(name: str) -> None:
-    """It answered in no slot: the fallback decided, and nobody who had asked for the other one was told at the start."""
+    """It answered in no slot: the fallback decided, and whoever had asked for the other was not told at the start."""
     plain = {"cluster": "c", "state_dir": "s", "etcd": "h:1", "nodes": CLUSTER["nodes"], "policy": {"name": name}}
     cluster = {**CLUSTER, "policy": {"name": name}}
     if name not in config.SIMULATED:

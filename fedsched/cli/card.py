@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -18,9 +19,20 @@ def card(
     output: Output = Format.TABLE,
 ) -> None:
     """Show what made a checkpoint: command, data, seeds, steps, time, results. The file is verified, too."""
-    from fedsched.policy import cards
+    from fedsched.errors import NotFound
+    from fedsched.policy import cards, plugins
 
-    found = cards.read(cards.SHIPPED.get(weights) or Path(weights))
+    path = cards.SHIPPED.get(weights) or Path(weights)
+    if not path.exists():
+        ship = ", ".join(cards.SHIPPED)
+        if weights in plugins.available():
+            raise NotFound(f"policy {weights} has no weights", f"{ship} have, and any file that was trained")
+        near = difflib.get_close_matches(weights, cards.SHIPPED, n=1)
+        raise NotFound(
+            f"there is no file {weights}, and no policy of this name whose weights ship",
+            f"did you mean {near[0]}?" if near else f"check the path; the weights of {ship} ship",
+        )
+    found = cards.read(path)
     plain = asdict(found)
     if not emit(plain, output, [found.file]):
         told = {**{name: value for name, value in plain.items() if name != "made"}, **found.made}

@@ -32,7 +32,10 @@ def register(app: typer.Typer) -> None:
 
 def list_policies(server: Server = "", output: Output = Format.TABLE) -> None:
     """List the policies that can be configured, and the stored versions of learned ones."""
+    from fedsched.config import COMBINED, SIMULATED
     from fedsched.policy import plugins
+
+    uses = dict.fromkeys(COMBINED, "learns") | dict.fromkeys(SIMULATED, "simulations only")
 
     offered = plugins.available()
     versions = _stored(server)
@@ -41,15 +44,17 @@ def list_policies(server: Server = "", output: Output = Format.TABLE) -> None:
     found += [(name, None) for name in offered if name not in stored]
     found.sort(key=lambda one: (one[0], one[1].version if one[1] else 0))
     rows = [
-        {"name": name, "package": offered.get(name)}
+        {"name": name, "package": offered.get(name), "learns": name in COMBINED, "simulated_only": name in SIMULATED}
         | ({"version": item.version, "active": item.active, "record": item.record} if item else {})
         for name, item in found
     ]
     names = [f"policy/{name}" + (f"/{item.version}" if item else "") for name, item in found]
     if not emit(rows, output, names):
+        columns = ("NAME", "PACKAGE", "USE")
+        of_versions = ("VERSION", "ACTIVE", "PARENT", "ROUND", "CONTRIBUTORS", "SAMPLES", "DIGEST", "AGE")
         table(
-            ("NAME", "PACKAGE", "VERSION", "ACTIVE", "PARENT", "ROUND", "CONTRIBUTORS", "SAMPLES", "DIGEST", "AGE"),
-            [(name, offered.get(name), *_cells(item)) for name, item in found],
+            columns + (of_versions if versions else ()),
+            [(name, offered.get(name), uses.get(name), *(_cells(item) if versions else ())) for name, item in found],
             spare=("DIGEST", "PARENT"),
         )
 

@@ -141,7 +141,12 @@ def diff(
     server: Server = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Compare candidates with what decides: usable answers, agreement, estimated worth, time to answer, verdict."""
+    """Compare candidates with what decides: usable answers, agreement, estimated worth, time to answer, verdict.
+
+    WORTH and MS are the candidate's, then those of what decides: the share of its best speed that each job gets, by the
+    speeds seen so far, and the median time of an answer. CHANGE is that of WORTH, to 95 %; the verdict looks at it
+    after 20, 40, 80 ... slots in which both were asked.
+    """
     if journal is not None:
         found: tuple[Comparison, ...] = (_of_journal(journal, policy, checkpoint),)
     else:

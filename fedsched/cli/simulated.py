@@ -246,13 +246,16 @@ def _plain(runs: Sequence[RunResult], compared: Sequence[Difference], *, paired:
 
 
 def _show(summaries: Sequence[Summary], *, with_names: bool) -> None:
-    columns = ("POLICY", "SEEDS", "JCT", "95% INTERVAL", "MAKESPAN", "UTILISED", "RESIZES", "FALLBACKS", "UNFINISHED")
+    """SLOTS is the same JCT in slots, as claims tell it: for policies that decide at slots only."""
+    head = ["POLICY", "SEEDS", "JCT", "95% INTERVAL", "SLOTS", "MAKESPAN", "UTILISED", "RESIZES", "FALLBACKS"]
+    columns = (*head, "UNFINISHED")
     rows = [
         (
             item.arm.policy,
             item.seeds,
             item.jct_s and f"{item.jct_s.mean:.1f}s",
             item.jct_s and _bounds(item.jct_s),
+            None if item.jct_slots is None else f"{item.jct_slots:.2f}",
             None if item.makespan_s is None else f"{item.makespan_s:.1f}s",
             f"{item.utilisation:.0%}",
             f"{item.resizes:.1f}",
@@ -262,7 +265,7 @@ def _show(summaries: Sequence[Summary], *, with_names: bool) -> None:
         for item in summaries
     ]
     if with_names:
-        columns = ("EXPERIMENT", *columns)  # type: ignore[assignment]
+        columns = ("EXPERIMENT", *columns)
         rows = [(item.arm.experiment, *row) for item, row in zip(summaries, rows, strict=True)]  # type: ignore[misc]
     table(columns, rows)
 

@@ -29,9 +29,17 @@ File = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a training's files lie: the weights, and beside them the best ones, the log and the state."""
+    """Where a training's files lie: the weights, and beside them the best ones, the log and the state.
+
+    Raises:
+        InvalidInput: it is a folder.
+    """
 
     file: Path
+
+    def __post_init__(self) -> None:
+        if self.file.is_dir() or not self.file.name:
+            raise InvalidInput(f"{self.file} is a folder; a file to write was expected", "name a file in it")
 
     @property
     def best(self) -> Path:
@@ -89,7 +97,7 @@ def look_around(place: Place, read: Iterable[Path], weights: Iterable[Path] = ()
     from fedsched.policy.checkpoint import refuse_bad_places
 
     read, weights = list(read), list(weights) or [place.file]
-    if place.file.exists() and not place.file.is_file() and not place.file.is_dir():
+    if place.file.exists() and not place.file.is_file():
         raise InvalidInput(
             f"{place.file} is no regular file; a training keeps its log and its state beside one", "name a file"
         )
@@ -194,7 +202,7 @@ def shown(view: View, total: int, done: int = 0) -> Iterator[Show]:
         done: how far it is already.
     """
     if not sys.stderr.isatty():
-        yield lambda rows: typer.echo(view.line(rows[-1]), err=True)
+        yield _Lines(view, gone_on=done > 0).show
         return
     from rich.console import Console, Group
     from rich.live import Live
@@ -214,6 +222,25 @@ def shown(view: View, total: int, done: int = 0) -> Iterator[Show]:
             live.update(Group(table, f"{view.about}: {curve(rows, view.curve)}", bar))
 
         yield show
+
+
+class _Lines:
+    """A line for each row that is new, for those who read them later.
+
+    Args:
+        view: what of it.
+        gone_on: whether the first rows were told before an interruption.
+    """
+
+    def __init__(self, view: View, *, gone_on: bool) -> None:
+        self._view = view
+        self._told = -1 if gone_on else 0
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """So many there are now."""
+        for row in rows[self._told :]:
+            typer.echo(self._view.line(row), err=True)
+        self._told = len(rows)
 
 
 def _number(value: Any) -> str:

@@ -13,6 +13,7 @@ import typer
 from fedsched.cli.finite import Finite
 from fedsched.cli.output import Format, Output, emit, table
 from fedsched.cli.teaching import Place, Restart, Resume, View, at_work, goes_on, look_around, shown, write_log
+from fedsched.errors import InvalidInput
 
 if TYPE_CHECKING:
     from fedsched.config import LearningConfig
@@ -135,6 +136,7 @@ def online(
     """
     from fedsched.config import LearningConfig
 
+    goes_on(Place(file), resume=resume, restart=restart)
     recipe = replace(
         _recipe("online", scenario, policy, source, window, seed, validate_every, validation_seeds),
         learning=_learning(LearningConfig(), exploration, replay, memory, baseline, entropy_weight, reward, discount),
@@ -177,6 +179,7 @@ def federated(
     What no option says of learning, from the step size on, is as that section says. The same options give the same
     files, also when it was interrupted and resumed.
     """
+    goes_on(Place(file), resume=resume, restart=restart)
     section = _section(scenario)
     recipe = replace(
         _recipe("federated", scenario, policy, source, window, seed, validate_every, validation_seeds),
@@ -190,7 +193,6 @@ def federated(
 
 
 def _section(scenario: Path) -> FederationSectionConfig:
-    from fedsched.errors import InvalidInput
     from fedsched.sim.experiment import load_experiment
 
     section = load_experiment(scenario).federation
@@ -237,9 +239,15 @@ def _recipe(
 ) -> Recipe:
     """What both commands are told in the same words."""
     from fedsched.sim.experiment import load_experiment, with_policies
-    from fedsched.sim.teaching import Recipe
 
+    if window is not None and source != "scratch":
+        raise InvalidInput(
+            f"--window says how many jobs fresh weights see; those of {source} see as many as they were made for",
+            "add --from scratch, or leave --window out",
+        )
     experiment = with_policies(load_experiment(scenario), [label])[0]
+    from fedsched.sim.teaching import Recipe  # loads torch, once all that is given makes sense
+
     return Recipe(scenario.stem, experiment, label, mode, source, window, seed, validate_every, validation_seeds)
 
 

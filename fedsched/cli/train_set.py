@@ -82,31 +82,38 @@ def train_set(
     anew. Improvement goes back where other clusters than those trained on say that it
     did no good, so the last weights are the best ones.
     """
-    from fedsched.policy import registry
-    from fedsched.policy.set import SetOptions
-    from fedsched.sim import training_state
     from fedsched.sim.experiment import files_of, load_experiment
-    from fedsched.sim.set_training import Ground, Hyperparameters, train
 
     experiments, file = experiments_and_file(files)
-    shares = _sizes(sizes or [], len(experiments))
+    given = _sizes(sizes or [], len(experiments))
+    place = Place(file)
+    goes_on(place, resume=resume, restart=restart)
     read = [path for experiment in experiments for path in files_of(experiment)]
     judges = judge or []
     read += [path for experiment in judges for path in files_of(experiment)]
     read += filter(None, [source])
     if teacher_checkpoint not in ("scratch", "builtin"):
         read.append(Path(teacher_checkpoint))
-    place = Place(file)
     look_around(place, read)
+    trained_on, judged_on = ([load_experiment(one) for one in named] for named in (experiments, judges))
+    # What follows loads torch: once all that is given makes sense.
+    from fedsched.policy import registry
+    from fedsched.policy.set import SetOptions
+    from fedsched.sim import training_state
+    from fedsched.sim.set_training import SIZES, Ground, Hyperparameters, train
+
+    shares = given or [SIZES] * len(experiments)
 
     def tell(line: str) -> None:
         typer.echo(line, err=True)
 
     grounds = [
-        Ground.of(experiment.stem, load_experiment(experiment), share)
-        for experiment, share in zip(experiments, shares, strict=True)
+        Ground.of(name.stem, experiment, share)
+        for name, experiment, share in zip(experiments, trained_on, shares, strict=True)
     ]
-    judging = _judge([(one.stem, load_experiment(one)) for one in judges])
+    for ground in grounds:
+        ground.refuse_too_small()
+    judging = _judge([(name.stem, experiment) for name, experiment in zip(judges, judged_on, strict=True)])
     plan = Hyperparameters(seed=seed, lessons=0 if teacher == "none" else lessons, improvements=improvements)
     first = None if source is None else registry.weights("set", str(source))
     command = (
@@ -122,8 +129,8 @@ def train_set(
         "digest of the first weights": None if first is None else first.digest,
         "sizes": [list(part) for part in shares],
         **{
-            f"experiment {number}": load_experiment(one).model_dump(mode="json")
-            for number, one in enumerate([*experiments, *judges])
+            f"experiment {number}": experiment.model_dump(mode="json")
+            for number, experiment in enumerate([*trained_on, *judged_on])
         },
         "judged on": [one.name for one in judges],
     }
@@ -168,8 +175,8 @@ def _show(place: Place, result: Trained, judges: Sequence[str], output: Format) 
         "file": str(file),
         "log": str(place.log),
         "digest": result.checkpoint.digest,
-        "slots": result.curve[-1].slots,
-        "cpu_s": round(result.curve[-1].cpu_s, 1),
+        "slots": max(mark.slots for mark in result.curve),
+        "cpu_s": round(max(mark.cpu_s for mark in result.curve), 1),
         "judged_on": list(result.cases),
         "first_jct_slots": [round(jct, 2) for jct in result.curve[0].jct_slots],
         "last_jct_slots": [round(jct, 2) for jct in result.curve[-1].jct_slots],
@@ -180,7 +187,10 @@ def _show(place: Place, result: Trained, judges: Sequence[str], output: Format) 
         values[f"{name}_lowest_jct_slots"] = round(min(used), 3)
         values[f"{name}_last_jct_slots"] = round(used[-1], 3)
     if not emit(values, output, [str(file)]):
-        table(("SET AFTER TRAINING", ""), list(values.items()))
+        cells = {
+            name: " / ".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()
+        }
+        table(("SET AFTER TRAINING", ""), list(cells.items()))
 
 
 def _view(cases: Sequence[str]) -> View:
@@ -202,13 +212,12 @@ def _digest(checkpoint: str) -> str:
 
 
 def _sizes(texts: Sequence[str], experiments: int) -> list[tuple[float, ...]]:
-    """Shares for each of the experiments.
+    """Shares for each of the experiments; none where nothing is given.
 
     Raises:
         InvalidInput: a text is no list of shares, or there are neither one nor as many as experiments.
     """
     from fedsched.errors import InvalidInput
-    from fedsched.sim.set_training import SIZES
 
     given = []
     for text in texts:
@@ -227,7 +236,7 @@ def _sizes(texts: Sequence[str], experiments: int) -> list[tuple[float, ...]]:
             f"--sizes is given {len(given)} times for {experiments} experiments; once, or once for each, was expected",
             "name it as often as experiments, in their order",
         )
-    return (given or [SIZES]) * (experiments if len(given) < 2 else 1)
+    return given * (experiments if len(given) == 1 else 1)
 
 
 def _teaching(grounds: Sequence[Ground], teacher: str, checkpoint: str, tell: Callable[[str], None]) -> Teaching | None:

@@ -72,6 +72,7 @@ def speeds(
 
     sources, file = experiments_and_file(files)
     place = Place(file)
+    goes_on(place, resume=resume, restart=restart)
     look_around(place, [*(path for source in sources for path in files_of(source)), *filter(None, [start])])
     experiments = [load_experiment(source) for source in sources]
     configured = [policy for policy in experiments[0].policies.values() if policy.name == "learned_speed"]
@@ -132,7 +133,7 @@ def _show(
         "file": str(place.file),
         "log": str(place.log),
         "digest": checkpoint.digest,
-        "runs": [run.jct_s for run in over],
+        "runs_jct_s": [run.jct_s for run in over],
         "slots": sum(run.slots for run in over),
         "cells": len(checkpoint.statistics),
         "observations": checkpoint.statistics.observations,
@@ -141,7 +142,7 @@ def _show(
     }
     if emit(values, output, [str(place.file)]):
         return
-    cells = {name: value for name, value in values.items() if name not in ("runs", "held_out")}
+    cells = {name: value for name, value in values.items() if name not in ("runs_jct_s", "held_out")}
     cells["JCT of the runs"] = ", ".join(f"{run.jct_s:,.0f} s" for run in over)
     for one in judged:
         half = f" +- {one.jct_s.half:,.0f}" if one.jct_s.half is not None else ""

@@ -44,10 +44,13 @@ def supervised(
     that ship were made.
     """
     from fedsched.sim import training_state
-    from fedsched.sim.training import WarmUpPlan, warm_up
 
-    place, plan = Place(file), WarmUpPlan(teacher.value, seed, steps, scenarios, held_out)
+    place = Place(file)
+    goes_on(place, resume=resume, restart=restart)
     look_around(place, [])
+    from fedsched.sim.training import WarmUpPlan, warm_up  # loads torch, once all that is given makes sense
+
+    plan = WarmUpPlan(teacher.value, seed, steps, scenarios, held_out)
     command = (
         f"fedsched train supervised --teacher {teacher.value} --seed {seed} --steps {steps} "
         f"--scenarios {scenarios} --held-out {held_out} FILE"

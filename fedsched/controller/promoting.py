@@ -85,7 +85,8 @@ class Promoting:
 
         Raises:
             NotFound: there is no such cluster or version.
-            InvalidInput: there is no such policy, only simulations can ask it, or it could never be promoted though that is wanted.
+            InvalidInput: there is no such policy, it is for simulations only, or it could never be promoted though that
+                is wanted.
             CorruptRecord: what etcd holds of the version cannot be read.
         """
         record = self._cluster(cluster)

@@ -34,6 +34,7 @@ def resolve(name: str, base: Path = Path()) -> Path:
         raise NotFound(
             f"there is no file {path} for {name}",
             f"set {VARIABLE} to the folder whose data/ holds it; from the publisher's original it is made with "
-            "`fedsched trace import FORMAT ORIGINAL OUT`, and the *_fitted workloads need no data at all",
+            "`fedsched trace import FORMAT ORIGINAL OUT` (dl2/speed.csv with FORMAT dl2); the experiments small, mixed "
+            "and dl2_fitted need no data at all",
         )
     return path

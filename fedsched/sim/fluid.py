@@ -17,6 +17,7 @@ from fedsched.core.decision import Decision, JobView, Observation, Policy, Speed
 from fedsched.core.ids import JobId, NodeName
 from fedsched.core.job import Allocation, Placement, Role, TaskPlacement, task_name
 from fedsched.core.resources import Resources
+from fedsched.errors import InvalidInput
 from fedsched.sim.ports import Setting, SimulatedJob, TrueSpeeds
 
 POOL = NodeName("pool")
@@ -61,6 +62,16 @@ def _placement(allocation: Allocation) -> Placement:
     tasks = [task_name(Role.WORKER, index) for index in range(allocation.workers)]
     tasks += [task_name(Role.PS, index) for index in range(allocation.ps)]
     return tuple(TaskPlacement(task, POOL) for task in sorted(tasks))
+
+
+def _refuse_too_large(job: SimulatedJob, capacity: Resources) -> None:
+    spec = job.spec
+    least = spec.demand_of(spec.minimum)
+    if not least.fits_in(capacity):
+        raise InvalidInput(
+            f"job {spec.job_id} ({spec.job_type}) needs {least} at least; a cluster to train on has {capacity}",
+            "train on larger clusters (--sizes), or on smaller jobs",
+        )
 
 
 class _Job:
@@ -111,6 +122,9 @@ class Fluid:
         speeds: how fast they really train.
         slot_length_s: time between decisions.
         shown: the type that policies are told, by job; where it is not named, the true one.
+
+    Raises:
+        InvalidInput: a job would not fit were the cluster empty, so nobody would ever see the end of it.
     """
 
     def __init__(
@@ -124,6 +138,8 @@ class Fluid:
     ) -> None:
         self._nodes = (Node(POOL, capacity),)
         self._coming = list(jobs)[::-1]
+        for job in self._coming:
+            _refuse_too_large(job, capacity)
         self._speeds = speeds
         self._length_s = slot_length_s
         self._shown = shown or {}

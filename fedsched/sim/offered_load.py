@@ -38,10 +38,21 @@ class OfferedLoad:
         return self.wanted / (self.offered * self.arrivals_s / 3600) if self.arrivals_s and self.offered else None
 
     def __str__(self) -> str:
-        what = f"{self.jobs:,} jobs want {self.wanted:,.3g} {self.resource}-hours; there are {self.offered:,g}"
+        jobs = f"{self.jobs:,} job{'s' if self.jobs != 1 else ''}"
+        what = f"{jobs}, {_digits(self.wanted)} {self.resource}-hours of work"
+        there = f"{self.offered:,g} {self.resource}{'s' if self.resource != 'GiB' and self.offered != 1 else ''}"
         if self.ratio is None:
-            return f"{what}; all come at once"
-        return f"offered load {self.ratio:.2f}: {what}, and jobs come during {self.arrivals_s / 3600:,.3g} h"
+            return f"{what}, come at once to {there}"
+        return f"offered load {self.ratio:.2f}: {what}, come within {_length(self.arrivals_s)} to {there}"
+
+
+def _digits(amount: float) -> str:
+    """Three at least, and no exponent."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
+def _length(length_s: float) -> str:
+    return f"{length_s:,.3g} s" if length_s < 600 else f"{_digits(length_s / 3600)} h"
 
 
 def load_of(experiment: ExperimentConfig) -> OfferedLoad:

@@ -105,6 +105,15 @@ class Ground:
         low, high = (math.log(share) for share in (BEYOND[0] * min(self.sizes), BEYOND[1] * max(self.sizes)))
         return self.part(math.exp(low + (high - low) * chance))
 
+    def refuse_too_small(self) -> None:
+        """Look at the smallest cluster that training may draw, before hours are spent on larger ones.
+
+        Raises:
+            InvalidInput: jobs of a validation workload could not run on it.
+        """
+        for seed in VALIDATION_SEEDS:
+            Fluid(self.drawn(0.0), self.workload.draw(seed), self.speeds, self.slot_length_s)
+
     @property
     def cases(self) -> tuple[str, ...]:
         """Names of the clusters that training is judged on."""
@@ -217,6 +226,9 @@ def train(
         judge: asked at every look, and not heeded: shows what the weights are worth on jobs that had no say.
         keep: hears of every point of the curve.
         tell: hears how it goes.
+
+    Raises:
+        InvalidInput: a cluster that is trained on could be too small for a job.
     """
     return _Training(grounds, plan, options, tell, recipe or {}, judge, keep).run(teacher, command, first, begun)
 

@@ -185,7 +185,9 @@ class _Worker(Generic[T, R]):
         self.task: int | None = None
         self.connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, make), daemon=True)
-        with _environment(THREADS):  # libraries read it when they are loaded, before any code of ours runs there
+        # Libraries read the environment when they are loaded, before any code of ours runs there; an interruption of
+        # the whole group that comes before then would end it with a traceback on the user's screen.
+        with _environment(THREADS), _interruptions_later():
             self.process.start()
         theirs.close()
 
@@ -252,6 +254,16 @@ def _started(count: int, make: Make[T, R]) -> Iterator[_Crew[T, R]]:
 
 
 @contextmanager
+def _interruptions_later() -> Iterator[None]:
+    """Keeps them back; who is started meanwhile does so, too, until it says what becomes of them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -271,6 +283,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 def end_with_parent() -> None:
     """An interruption is for the process that the user sees; this one ends when that is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, args=(os.getppid(),), name="parent", daemon=True).start()
 
 

@@ -43,10 +43,12 @@ def test_people_get_one_line_per_policy(run: Run, tiny: str) -> None:
     result = run("sim", "run", tiny, "--policy", "srtf,drf", "--check", "--workers", "1")
     assert result.code == 0, result.err
     head, *rows = result.out.splitlines()
-    columns = "POLICY SEEDS JCT 95% INTERVAL MAKESPAN UTILISED RESIZES FALLBACKS UNFINISHED"
+    columns = "POLICY SEEDS JCT 95% INTERVAL SLOTS MAKESPAN UTILISED RESIZES FALLBACKS UNFINISHED"
     assert " ".join(head.split()) == columns
     assert [row.split()[:2] for row in rows] == [["srtf", "2"], ["drf", "2"]]
-    assert all(re.search(r" \d+\.\ds +-?\d+\.\ds\.\.\d+\.\ds +\d+\.\ds +\d+% +\d+\.\d +0 +0$", row) for row in rows)
+    assert all(
+        re.search(r" \d+\.\ds +-?\d+\.\ds\.\.\d+\.\ds +\d+\.\d\d +\d+\.\ds +\d+% +\d+\.\d +0 +0$", row) for row in rows
+    )
 
 
 def test_how_much_work_comes_is_told_before_the_run(run: Run, tiny: str) -> None:
@@ -54,7 +56,9 @@ def test_how_much_work_comes_is_told_before_the_run(run: Run, tiny: str) -> None
     result = run("sim", "run", tiny, "--policy", "drf", "--seeds", "1")
     (line,) = result.err.splitlines()
     assert re.fullmatch(
-        r"tiny: slots of 10 s; seed 0: offered load \d+\.\d\d: 5 jobs want [\d.]+ core-hours; there are 6, .* h", line
+        r"tiny: slots of 10 s; seed 0: offered load \d+\.\d\d: 5 jobs, [\d.]+ core-hours of work, "
+        r"come within [\d.]+ s to 6 cores",
+        line,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsched.adapters.memory import MemoryStore
-from fedsched.cli.teaching import Place, at_work
+from fedsched.cli.teaching import Place, View, at_work, shown
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, Reason
 from tests.cli.conftest import Run
@@ -93,8 +93,42 @@ def test_who_stops_waiting_is_told_that_the_job_goes_on(
 def test_weights_that_are_not_there_are_looked_for_before_they_are_replaced(run: Run) -> None:
     """A typing mistake is likelier than a lost disk."""
     refused = run("policy", "card", "nowhere.safetensors")
-    assert refused.code == 1
-    assert "try: check the path, or " in refused.err
+    assert refused.code == 3
+    assert "try: check the path; " in refused.err
+
+
+@pytest.mark.parametrize(
+    ("word", "told"), [("drf", "policy drf has no weights"), ("lerned_speed", "did you mean learned_speed?")]
+)
+def test_a_card_of_what_is_no_file_says_which_policies_have_weights(run: Run, word: str, told: str) -> None:
+    """Whoever names a policy looks for no file, and cannot restore one from a backup."""
+    refused = run("policy", "card", word)
+    assert refused.code == 3
+    assert told in refused.err
+    assert "backup" not in refused.err
+
+
+def test_without_a_federation_policies_are_listed_by_what_they_are_for(run: Run) -> None:
+    """Seven columns of dashes say nothing; that a policy answers in simulations only has to be seen before it is
+    configured."""
+    head, *rows = run("policy", "list").out.splitlines()
+    assert head.split() == ["NAME", "PACKAGE", "USE"]
+    uses = {row.split()[0]: " ".join(row.split()[2:]) for row in rows}
+    assert (uses["drf"], uses["set"], uses["oracle_greedy"]) == ("-", "learns", "simulations only")
+
+
+@pytest.mark.parametrize("gone_on", [False, True])
+def test_every_row_of_a_log_is_told_once_where_there_is_no_terminal(
+    gone_on: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two looks that came at once were one line; a resumed training told nothing twice."""
+    view = View({"STEP": "step"}, curve="step", about="steps", done="step")
+    rows = [{"step": number} for number in range(5)]
+    with shown(view, 5, 2 if gone_on else 0) as show:
+        for count in (2, 4, 4, 5):
+            show(rows[:count])
+    first = [] if gone_on else ["step 0"]
+    assert capfd.readouterr().err.splitlines() == [*first, "step 1", "step 2", "step 3", "step 4"]
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["nothing kept", "a state kept"])

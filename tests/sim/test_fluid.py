@@ -10,6 +10,7 @@ from fedsched.core.commands import RewardSlot
 from fedsched.core.decision import Budget, Decision, JobView, Observation, Policy
 from fedsched.core.ids import ClusterName, NodeName
 from fedsched.core.resources import Resources
+from fedsched.errors import InvalidInput
 from fedsched.learn.clipped import SetLearner
 from fedsched.policy import plugins
 from fedsched.policy.set import Set, SetOptions, SetShape, initial
@@ -125,3 +126,14 @@ def test_policies_may_be_shown_no_type() -> None:
     speeds = AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(0)
     fluid = Fluid(Resources(8000, 0, 2000), some, speeds, SLOT_S, shown={some[0].spec.job_id: "unknown"})
     assert fluid.observe().jobs[0].job_type == "unknown"
+
+
+def test_a_cluster_on_which_a_job_can_never_run_is_refused_at_once() -> None:
+    """Nobody would see the end of it: a training on too small a cluster ran for ever, without a word."""
+    some = jobs(5)
+    least = [job.spec.demand_of(job.spec.minimum) for job in some]
+    enough = Resources(*(max(getattr(one, name) for one in least) for name in ("cpu_milli", "memory_mib", "gpu_milli")))
+    speeds = AnalyticConfig(form="analytic", coefficients="dl2_fitted").model(0)
+    assert Fluid(enough, some, speeds, SLOT_S).run(plugins.make("srtf", {})) > 0
+    with pytest.raises(InvalidInput, match=r"job dl2-\d+ \(.*\) needs .* at least; a cluster to train on has"):
+        Fluid(Resources(enough.cpu_milli - 1, enough.memory_mib, enough.gpu_milli), some, speeds, SLOT_S)

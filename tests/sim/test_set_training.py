@@ -224,6 +224,13 @@ def test_sizes_that_make_no_clusters_are_refused(tmp_path: Path, sizes: list[str
         run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), *options)
 
 
+def test_clusters_too_small_for_the_jobs_are_refused_before_the_work(tmp_path: Path) -> None:
+    """A job that fits on no part of a cluster waits for ever, and so did who trained on it."""
+    (tmp_path / "small.yaml").write_text(EXPERIMENT)
+    with pytest.raises(InvalidInput, match=r"needs .* at least; a cluster to train on has .*"):
+        run(str(tmp_path / "small.yaml"), str(tmp_path / "set.safetensors"), "--sizes", "1,0.001")
+
+
 def test_an_experiment_without_a_file_to_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
     with pytest.raises(InvalidInput, match="an experiment, or several, and a file to write were expected"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from fedsched.config import parse
@@ -15,6 +19,7 @@ from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.running import Request
 from fedsched.sim.sweep import sweep
 from fedsched.sim.workers import INTERRUPTED, Share, over_cores
+from tests.waiting import eventually
 
 
 def requests(seeds: int) -> list[Request]:
@@ -129,3 +134,23 @@ def test_an_interrupted_run_is_kept_as_far_as_it_came() -> None:
     assert (first.partial, second.partial) == (INTERRUPTED, INTERRUPTED)
     assert 0 < int(first.jobs.over.sum()) < 4
     assert len(second.jobs) == 0
+
+
+def test_an_interruption_while_processes_begin_shows_nobody_a_traceback(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group, also to interpreters that have just been started."""
+    file = tmp_path / "one.yaml"
+    file.write_text(
+        "clusters: [{name: one, nodes: [{name: n, cpus: 6}]}]\nworkload: {jobs: 400, gap_s: 5}\n"
+        "policies: {drf: {name: drf}}\nseeds: 40\n"
+    )
+    command = [sys.executable, "-m", "fedsched.cli.main", "sim", "run", str(file), "--workers", "2"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as sweeping:
+        parent = psutil.Process(sweeping.pid)
+        eventually(lambda: any("spawn_main" in " ".join(one.cmdline()) for one in parent.children()), "one begins")
+        os.killpg(sweeping.pid, signal.SIGINT)
+        _, told = sweeping.communicate(timeout=60)
+    assert sweeping.returncode == 1
+    assert "were interrupted" in told
+    assert "Traceback" not in told

@@ -242,6 +242,9 @@ def test_clusters_that_learn_alone_leave_weights_of_their_own(tmp_path: Path) ->
         ("online S F --resume --restart", ONE, "were both given"),
         ("online S nowhere/w.safetensors", ONE, "there is no folder nowhere"),
         ("online S S", ONE, "would be written over"),
+        ("online S .", ONE, "is a folder; a file to write was expected"),
+        ("online S F --window 5", ONE, "those of builtin see as many as they were made for"),
+        ("federated S F --window 5 --from mine", THREE, "those of mine see as many as they were made for"),
         ("online missing.yaml F", ONE, "missing.yaml"),
     ],
 )

@@ -118,25 +118,52 @@ def test_the_gradient_is_the_one_worked_out_by_hand() -> None:
     assert update.gradients["policy.urgency.deviation"][0] == pytest.approx(-ENTROPY_WEIGHT, abs=1e-5)
 
 
-def test_a_ratio_beyond_the_clip_has_no_gradient() -> None:
-    """What a batch says is believed only near the policy that made it."""
+@pytest.mark.parametrize(
+    ("shift", "gain", "expected_loss", "pulls"),
+    [
+        (-1.0, 1.0, -1.2, False),  # e times as likely now as it was then, and good: enough has been made of it
+        (1.0, -1.0, 0.8, False),  # e times less likely, and bad: likewise
+        (-1.0, -1.0, math.e, True),  # what has moved the wrong way is pulled back from however far
+        (1.0, 1.0, -1 / math.e, True),
+    ],
+)
+def test_a_ratio_beyond_the_clip_has_no_gradient_unless_it_moved_the_wrong_way(
+    shift: float, gain: float, expected_loss: float, pulls: bool
+) -> None:
+    """What a batch says is believed only near the policy that made it (Schulman et al., equation 7)."""
     arrays = initial(SMALL, 0)
-    one = lived(arrays, [[1.0, 1.0], [0.0, 0.0]])
-    batch = batch_of(one)
+    batch = batch_of(lived(arrays, [[1.0, 1.0], [0.0, 0.0]]))
     weights = parameters(arrays)
-    batch.chance[:] -= 1.0  # the present policy is e times as likely to choose so
-    loss = loss_on(weights, batch, torch.ones(4))
-    assert float(loss.policy.detach()) == pytest.approx(-1.2)
+    batch.chance[:] += shift
+    loss = loss_on(weights, batch, torch.full((4,), gain))
+    assert float(loss.policy.detach()) == pytest.approx(expected_loss)
     loss.policy.backward()  # type: ignore[no-untyped-call]
     grad = weights["policy.ps.bias"].grad
     assert grad is not None
-    assert not grad.any()
+    assert bool(grad.any()) is pulls
+
+
+def test_jobs_that_had_no_choice_teach_what_to_expect_and_nothing_else() -> None:
+    """Pinned jobs earn as others do; the policy has no part in it."""
+    arrays = initial(SMALL, 0)
+    batch = batch_of(lived(arrays, [[1.0, 0.5], [0.0, 2.0]]))
+    weights = parameters(arrays)
+    whole = loss_on(weights, batch, torch.tensor([1.0, 5.0, 2.0, 3.0]))
+    batch.free[1] = False
+    batch.chance[1] -= 1.0
+    loss = loss_on(weights, batch, torch.tensor([1.0, 5.0, 2.0, 3.0]))
+    assert float(whole.policy.detach()) == pytest.approx(-11 / 4)
+    assert float(loss.policy.detach()) == pytest.approx(-6 / 3)
+    assert float(loss.moved) == pytest.approx(0.0, abs=1e-6)
+    assert float(loss.entropy.detach()) == pytest.approx(float(whole.entropy.detach()))
+    assert torch.equal(loss.value, whole.value)
 
 
 def test_chances_in_training_are_those_of_the_acting_policy() -> None:
     """Two implementations of one distribution; were they apart, every ratio would be wrong from the start."""
     random = np.random.RandomState(1)
     arrays = {name: random.normal(0, 0.3, size).astype(np.float32) for name, size in SMALL.layers().items()}
+    arrays["policy.urgency.deviation"][:] = 0.4
     views = [job(name, workers=(1, 9), ps=(0, 5), epochs=float(10 + index)) for index, name in enumerate("abcdefg")]
     seen = observation([node("n", 30)], views)
     samples = [sample_of(seen, arrays, seed) for seed in range(5)]

@@ -271,7 +271,9 @@ class Loss:
 
 
 def loss_on(weights: Tensors, batch: SlotBatch, gains: torch.Tensor) -> Loss:
-    """The clipped surrogate with the value network's error and an entropy bonus; jobs that had no choice count in that error only.
+    """The clipped surrogate with the value network's error and an entropy bonus.
+
+    Jobs that had no choice count in the value network's error only.
 
     Args:
         weights: at which it is computed.

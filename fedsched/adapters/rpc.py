@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 import msgspec
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from fedsched import __version__, addresses, errors, tracing
@@ -72,9 +72,8 @@ def channel_options(address: str) -> tuple[tuple[str, int], ...]:
 
 
 def to_message(value: object, kind: type[M]) -> M:
-    """A record as its message; fields have the same names on both sides."""
-    plain = msgspec.to_builtins(value)
-    return ParseDict(_pairs_to_maps(plain, kind.DESCRIPTOR), kind(), ignore_unknown_fields=True)
+    """A record as its message; fields have the same names on both sides, and what only the record has is left out."""
+    return kind(**_fields_for(msgspec.to_builtins(value), kind.DESCRIPTOR))
 
 
 def from_message(kind: type[T], message: Message) -> T:
@@ -83,48 +82,78 @@ def from_message(kind: type[T], message: Message) -> T:
     Raises:
         InvalidInput: the message does not make a valid `kind`.
     """
-    plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     try:
-        return codec.from_plain(kind, _maps_to_pairs(plain, message.DESCRIPTOR), lax=True)
+        return codec.from_plain(kind, _plain_of(message))
     except ValueError as problem:
         raise InvalidInput(f"the request cannot be used: {problem}", "compare it with proto/fedsched/v1") from problem
 
 
-def _pairs_to_maps(plain: Any, shape: Any) -> Any:
-    """Tuples of pairs become protobuf maps; numbers that JSON has no sign for become protobuf's words for them."""
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What the way to and fro has to know of a message's field: looked up once, for a list has thousands of them."""
 
-    def convert(field: Any, value: Any) -> Any:
-        if _is_map(field):
-            return dict(value)
-        if field.message_type is not None and value is not None:
-            many = isinstance(value, list | tuple)
-            items = [_pairs_to_maps(item, field.message_type) for item in (value if many else [value])]
-            return items if many else items[0]
-        if isinstance(value, float) and not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        return value
-
-    return {name: convert(shape.fields_by_name[name], v) for name, v in plain.items() if name in shape.fields_by_name}
+    name: str
+    message: Any
+    """Descriptor of what it holds, if that is a message."""
+    is_map: bool
+    is_many: bool
+    is_optional: bool
+    """Whether it may be absent, as None is."""
 
 
-def _maps_to_pairs(plain: Any, shape: Any) -> Any:
-    """The way back; an `optional` field that was not sent is None."""
-
-    def convert(field: Any, value: Any) -> Any:
-        if _is_map(field):
-            return sorted(value.items())
-        if field.message_type is not None:
-            many = isinstance(value, list)
-            items = [_maps_to_pairs(item, field.message_type) for item in (value if many else [value])]
-            return items if many else items[0]
-        return value
-
-    absent = {field.name: None for field in shape.fields if field.containing_oneof is not None}
-    return absent | {name: convert(shape.fields_by_name[name], value) for name, value in plain.items()}
+_known_fields: dict[str, tuple[_Field, ...]] = {}
+"""Of each message, by its full name."""
 
 
-def _is_map(field: Any) -> bool:
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+def _fields_of(shape: Any) -> tuple[_Field, ...]:
+    found = _known_fields.get(shape.full_name)
+    if found is None:
+        found = _known_fields[shape.full_name] = tuple(_field(field) for field in shape.fields)
+    return found
+
+
+def _field(field: Any) -> _Field:
+    is_map = field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+    return _Field(field.name, field.message_type, is_map, field.is_repeated, field.containing_oneof is not None)
+
+
+def _fields_for(plain: Mapping[str, Any], shape: Any) -> dict[str, Any]:
+    """A message's arguments; tuples of pairs become protobuf maps."""
+    arguments: dict[str, Any] = {}
+    for field in _fields_of(shape):
+        value = plain.get(field.name)
+        if value is None:
+            continue
+        if field.is_map:
+            value = dict(value)
+        elif field.message is not None:
+            value = (
+                [_fields_for(item, field.message) for item in value]
+                if field.is_many
+                else _fields_for(value, field.message)
+            )
+        arguments[field.name] = value
+    return arguments
+
+
+def _plain_of(message: Any) -> dict[str, Any]:
+    """The way back; an `optional` field that was not sent is None, and a message that was not sent is left out."""
+    plain: dict[str, Any] = {}
+    for field in _fields_of(message.DESCRIPTOR):
+        if field.is_optional and not message.HasField(field.name):
+            plain[field.name] = None
+            continue
+        value = getattr(message, field.name)
+        if field.is_map:
+            value = sorted(value.items())
+        elif field.is_many:
+            value = [_plain_of(item) for item in value] if field.message is not None else list(value)
+        elif field.message is not None:
+            if not message.HasField(field.name):
+                continue
+            value = _plain_of(value)
+        plain[field.name] = value
+    return plain
 
 
 _STATUS: tuple[tuple[type[FedschedError], grpc.StatusCode], ...] = (

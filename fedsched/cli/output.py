@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
 
 class Format(StrEnum):
@@ -123,21 +123,17 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
-def grid(
+def aligned(
     columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = (), width: int | None = None
-) -> Table:
-    """Aligned columns without lines around them.
+) -> list[str]:
+    """Aligned columns without lines around them, the header first.
 
     Args:
         spare: columns but the last that may be left out, the first one first, where `width` is too small.
-        width: of the terminal. The last column is cut to it, if that leaves enough to read.
+        width: of the terminal, in characters. The last column is cut to it, if that leaves enough to read.
     """
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
-    lines = [["-" if cell is None or cell == "" else str(cell) for cell in row] for row in rows]
-    widths = {name: max(map(cell_len, (name, *(line[n] for line in lines)))) for n, name in enumerate(columns)}
+    lines = [columns, *([_cell(cell) for cell in row] for row in rows)]
+    widths = {name: max(_length(line[place]) for line in lines) for place, name in enumerate(columns)}
     kept = list(columns)
     excess = 0 if width is None else sum(widths.values()) + GAP * (len(kept) - 1) - width
     last = widths[columns[-1]]
@@ -146,29 +142,57 @@ def grid(
             kept.remove(name)
             excess -= widths[name] + GAP
     room = last - max(0, excess)
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    for name in kept:
-        cut = room if name == columns[-1] and room >= CUT_MIN else None
-        shown.add_column(name, no_wrap=True, overflow="ellipsis", max_width=cut)
-    places = [columns.index(name) for name in kept]
-    for line in lines:
-        shown.add_row(*(Text(line[place]) for place in places))
-    return shown
+    if room >= CUT_MIN:
+        widths[columns[-1]] = room
+    places = [(columns.index(name), widths[name]) for name in kept]
+    return [(" " * GAP).join(_fitted(line[place], size) for place, size in places).rstrip() for line in lines]
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None or value == "" else " ".join(str(value).splitlines())
+
+
+def _length(text: str) -> int:
+    """How many characters of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _fitted(text: str, size: int) -> str:
+    excess = _length(text) - size
+    if excess <= 0:
+        return text + " " * -excess
+    from rich.cells import set_cell_size
+
+    return f"{set_cell_size(text, size - 1)}…"
+
+
+def grid(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = (), width: int | None = None
+) -> Text:
+    """The same, for what is shown again and again in one place."""
+    from rich.text import Text
+
+    header, *lines = aligned(columns, rows, spare, width)
+    return Text("\n", no_wrap=True, overflow="ignore").join([Text(header, style="bold"), *map(Text, lines)])
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], spare: Sequence[str] = ()) -> None:
-    """Print aligned columns; fitted to the width of a terminal (see `grid`), and complete anywhere else."""
+    """Print aligned columns; fitted to the width of a terminal (see `aligned`), and complete anywhere else.
+
+    What cannot be fitted is broken by the terminal itself.
+    """
     terminal = console()
-    if terminal.is_terminal:
-        shown = grid(columns, rows, spare, terminal.width)
-        # A table that cannot be fitted is broken by the terminal; Rich would cut every column to nothing.
-        needed = terminal.measure(shown, options=terminal.options.update(width=WIDE)).maximum
-        terminal.width = max(terminal.width, needed)
-        terminal.print(shown)
+    if not terminal.is_terminal:
+        print("\n".join(aligned(columns, rows)))
         return
-    with terminal.capture() as captured:
-        terminal.print(grid(columns, rows))
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    header, *lines = aligned(columns, rows, spare, terminal.width)
+    terminal.print(header, style="bold", markup=False, soft_wrap=True)
+    # Past Rich, which would measure every cell of hundreds of lines.
+    terminal.file.write("".join(f"{line}\n" for line in lines))
 
 
 def note(line: str) -> None:

@@ -39,17 +39,14 @@ def loads(kind: type[T], data: bytes | str) -> T:
     return from_plain(kind, plain)
 
 
-def from_plain(kind: type[T], plain: Any, *, lax: bool = False) -> T:
+def from_plain(kind: type[T], plain: Any) -> T:
     """The `kind` that dictionaries, lists and scalars describe.
-
-    Args:
-        lax: also take numbers that are written as strings, as protobuf's JSON has them.
 
     Raises:
         ValueError: they do not describe a valid `kind`; unknown fields are ignored.
     """
     try:
-        return msgspec.convert(plain, kind, strict=not lax)
+        return msgspec.convert(plain, kind)
     except msgspec.ValidationError as problem:
         raise ValueError(f"not a {kind.__name__}: {problem}") from problem
 

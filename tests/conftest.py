@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fedsched.adapters import etcd_server
+from fedsched.executor import slurm as slurm_tasks
 from tests.executor.kube import Kube
 from tests.executor.on_kubernetes import OnKubernetes
 from tests.executor.on_ray import OnRay, Ray
@@ -86,7 +87,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSlurm]:
             pytest.fail(problem)
         pytest.skip(problem)
     daemons = Slurm(tmp_path_factory.mktemp("slurm"))
-    yield OnSlurm(daemons)
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr(slurm_tasks, "POLL_S", 0.2)  # a small cluster answers at once; most of the time was spent waiting
+        yield OnSlurm(daemons)
     daemons.stop()
 
 

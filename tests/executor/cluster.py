@@ -29,6 +29,7 @@ from fedsched.executor.records import Attempt, LauncherRecord, Layout, TaskRecor
 from tests.waiting import eventually
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
+COORDINATOR = Path(__file__).with_name("stand_in_coordinator.py")
 JOB = JobId("job-1")
 E = TypeVar("E", bound=Event)
 
@@ -47,10 +48,10 @@ def stand_in_programs(
         scale_s: how long it does nothing about a resize.
         switch_s: how long the switch takes once all have joined.
     """
-    program = f"python {shlex.quote(str(STAND_IN))}"
+    coordinator, member = (shlex.quote(str(file)) for file in (COORDINATOR, STAND_IN))
     return Programs(
-        coordinator=f"{program} coordinator {steps} {turns_back_at} {scale_s} {switch_s}",
-        server=f"{program} member",
+        coordinator=f"python {coordinator} {steps} {turns_back_at} {scale_s} {switch_s}",
+        server=f"python {member} member",
         preload=("grpc", "fedsched.pb.training_pb2_grpc"),
         launcher_idle_s=1.0,
     )

@@ -30,7 +30,7 @@ data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
 model = nn.Linear(8, 1)
 session = elastic.join(model, torch.optim.SGD(model.parameters(), lr=0.01), seed=0)
 for step, (x, y) in enumerate(session.batches(data, batch_size=32, epochs=int(os.environ["EPOCHS"]))):
-    threading.Event().wait(0.005)  # a step of some length
+    threading.Event().wait(0.02)  # a step of some length
     if step == int(os.environ.get("CRASH_AT", "-1")):
         raise RuntimeError("the data has a hole")
     session.step(nn.functional.mse_loss(model(x), y))
@@ -151,7 +151,7 @@ def test_a_worker_that_leaves_long_before_the_others_have_taken_their_step_is_no
 ) -> None:
     """With long steps it ends before the switch is told; half a minute later its job was given up."""
     training.settle_s = 1.0
-    (tmp_path / "train.py").write_text(SCRIPT.replace("wait(0.005)", "wait(2.5 if session.is_chief else 0.005)"))
+    (tmp_path / "train.py").write_text(SCRIPT.replace("wait(0.02)", "wait(2.5 if session.is_chief else 0.02)"))
     spec = training.spec("python train.py", workdir=str(tmp_path), env=(("EPOCHS", "100000"),), grace_s=10.0)
     training.start(spec, placement(2, 1))
     training.wait_for(JobStarted, deadline_s=90.0)
@@ -167,7 +167,7 @@ def test_a_job_without_parameter_servers_is_started_resized_and_finished_like_an
     training: Cluster, tmp_path: Path
 ) -> None:
     """Its script is the same: whether gradients go through servers is written in the job file only."""
-    spec = training.spec("python train.py", workdir=str(tmp_path), env=(("EPOCHS", "40"),), ps=Range(0, 0))
+    spec = training.spec("python train.py", workdir=str(tmp_path), env=(("EPOCHS", "10"),), ps=Range(0, 0))
     training.start(spec, placement(2, 0))
     training.wait_for(JobStarted, deadline_s=90.0)
     training.scale(placement(1, 0))

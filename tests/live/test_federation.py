@@ -28,6 +28,22 @@ pytestmark = [pytest.mark.live, pytest.mark.xdist_group("federation"), pytest.ma
 FEDSCHED = Path(sys.executable).with_name("fedsched")
 LONG = 120.0
 NODES = {name: [f"{name}-1", f"{name}-2"] for name in ("east", "west")}
+ENDLESS = """
+import threading, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from fedsched import elastic
+
+torch.manual_seed(0)
+inputs = torch.randn(512, 8)
+data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+model = nn.Linear(8, 1)
+session = elastic.join(model, torch.optim.SGD(model.parameters(), lr=0.01), seed=0)
+for x, y in session.batches(data, batch_size=16, epochs=100000):
+    threading.Event().wait(0.03)
+    session.step(nn.functional.mse_loss(model(x), y))
+"""
+"""Trains for as long as a test wants, and leaves the processor to what the test waits for."""
 
 
 class Federation:
@@ -84,6 +100,12 @@ class Federation:
         path = self.home / f"{job['name']}.yaml"
         path.write_text(yaml.safe_dump(job))
         return str(self.ask("submit", str(path))["job"]["status"]["job_id"])
+
+    def endless(self, name: str) -> str:
+        """Submit a job that ends with its test only."""
+        script = self.home / "endless.py"
+        script.write_text(ENDLESS)
+        return self.submit(name=name, run=f"{sys.executable} {script}", env={}, estimate={"epochs": 100000})
 
     def status(self, job: str) -> dict[str, Any]:
         """Asked without starting a command: this is polled."""
@@ -167,7 +189,8 @@ def test_two_clusters_gradients_make_a_policy_that_both_then_run(federation: Fed
     """Federation is the product's promise; a version nobody runs is none."""
 
     def both_run_a_new_version() -> bool:
-        versions = [cluster["record"]["policy_version"] for cluster in federation.ask("info")]
+        with JobsClient(federation.controller) as client:
+            versions = [cluster.record.policy_version for cluster in client.clusters() if cluster.record is not None]
         return len(versions) == 2 and min(versions) >= 2
 
     jobs = [federation.submit(name=f"learn-{index}", env={"EPOCHS": "8"}, estimate={"epochs": 8}) for index in range(4)]
@@ -191,7 +214,7 @@ def test_a_crashing_script_fails_alone_and_says_why(federation: Federation) -> N
 
 
 def test_a_cancelled_job_leaves_no_process(federation: Federation) -> None:
-    job = federation.submit(name="cancelled", env={"EPOCHS": "5000"}, estimate={"epochs": 5000})
+    job = federation.endless("cancelled")
     federation.wait(job, lambda now: now["phase"] == "Running", "the job runs")
     assert federation.tasks(job), "the test would see no process"
     assert federation.call("cancel", job).returncode == 0
@@ -202,7 +225,7 @@ def test_a_cancelled_job_leaves_no_process(federation: Federation) -> None:
 @pytest.mark.parametrize("victims", [("agent",), ("etcd", "controller", "aggregator")], ids=["agent", "server side"])
 def test_killed_processes_cost_no_job_and_double_none(federation: Federation, victims: tuple[str, ...]) -> None:
     """A control plane that dies must be nobody's problem but its operator's."""
-    job = federation.submit(name="survives", env={"EPOCHS": "5000"}, estimate={"epochs": 5000})
+    job = federation.endless("survives")
     before = federation.wait(job, lambda now: now["progress"]["steps"] > 0, "the job trains")
     tasks = federation.tasks(job)
     assert len(tasks) >= 3, "a coordinator, a worker and a parameter server"
@@ -223,8 +246,8 @@ def test_jobs_that_run_when_the_federation_is_stopped_go_on_from_a_checkpoint_af
     federation: Federation,
 ) -> None:
     """Maintenance of the machine must cost a job seconds, not its attempts."""
-    job = federation.submit(name="resumed", env={"EPOCHS": "5000"}, estimate={"epochs": 5000})
-    before = federation.wait(job, lambda now: now["progress"]["steps"] > 200, "the job trains")
+    job = federation.endless("resumed")
+    before = federation.wait(job, lambda now: now["progress"]["steps"] > 50, "the job trains")
     assert federation.call("down").returncode == 0
     assert federation.tasks(job) == set()
     assert federation.call("up", str(federation.file)).returncode == 0

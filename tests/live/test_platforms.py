@@ -44,7 +44,7 @@ model = nn.Linear(8, 1)
 print("the data is there", flush=True)
 session = elastic.join(model, torch.optim.SGD(model.parameters(), lr=0.01), seed=0)
 for step, (x, y) in enumerate(session.batches(data, batch_size=32, epochs=100_000)):
-    threading.Event().wait(0.005)  # a step of some length
+    threading.Event().wait(0.02)  # a step of some length
     session.step(nn.functional.mse_loss(model(x), y))
 """
 CRASH = """

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from fedsched.core.cluster import Node, capacity_of
 from fedsched.core.ids import JobId
-from fedsched.core.job import Allocation, Placement, Range
+from fedsched.core.job import Allocation, Placement, Range, sized
 from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
@@ -62,7 +62,7 @@ class JobView(Record, frozen=True):
     @property
     def minimum(self) -> Allocation:
         """The least that lets the job train."""
-        return Allocation(max(1, self.workers.minimum), self.ps.minimum)
+        return sized(max(1, self.workers.minimum), self.ps.minimum)
 
     @property
     def remaining_epochs(self) -> float:

@@ -117,6 +117,34 @@ _Alike = tuple[Kind, Range, Range, Resources, Resources]
 """What jobs that share a curve have in common."""
 
 
+_Like = tuple[Surface, Curve]
+"""What is believed of all jobs that are like one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """What is believed of one job; made anew only when it has shown something, or its like have."""
+
+    like: _Like
+    own: dict[Cell, float]
+    """The rates that it has shown itself."""
+    scale: float
+    """How much faster than its like it is elsewhere."""
+    best: float
+    """Its highest rate."""
+    said: tuple[float, float | None]
+    """Declared epochs and how long its user expects them to take."""
+
+    @property
+    def curve(self) -> Curve:
+        """Of its like."""
+        return self.like[1]
+
+    def rate(self, cell: Cell) -> float:
+        """With this allocation."""
+        return self.own.get(cell) or float(self.curve.rates[self.curve.index(cell)]) * self.scale
+
+
 @dataclass(slots=True)
 class _Memory:
     """What is remembered of a job that is there."""
@@ -129,15 +157,15 @@ class _Memory:
     asked: Allocation = NO_TASKS
     """What it was given in the slot before."""
     idle_slots: int = 0
-    asked_of: tuple[Curve, float, dict[Cell, float], Cell] | None = None
-    """What `steps` were made of."""
+    steps_of: tuple[_Known, Allocation, float, Allocation] | None = None
+    """What `steps` were made of: beliefs, what it has, what staying is worth, what is granted."""
     steps: tuple[Step, ...] = ()
     view: JobView | None = None
-    believed_of: tuple[object, ...] = ()
-    """What `believed` follows from."""
-    believed: tuple[Surface, Curve] | None = None
-    own: tuple[Surface, dict[Cell, float], float] | None = None
-    """What follows from what it has shown on this surface; None once it has shown something else."""
+    like_of: tuple[object, ...] = ()
+    """What `like` follows from."""
+    like: _Like | None = None
+    known: _Known | None = None
+    """None once it has shown something else."""
 
 
 class _SavedJob(Record, frozen=True):
@@ -237,7 +265,7 @@ class LearnedSpeed:
         self._heard: tuple[int, float] | None = None
         self._forgot = -1
         """The period in which it last looked for what may be forgotten."""
-        self._curves: dict[_Alike, tuple[Surface, Curve]] = {}
+        self._curves: dict[_Alike, _Like] = {}
         self._most: dict[_Alike, tuple[int, int]] = {}
         """Workers and parameter servers that jobs of a kind can have at most on this cluster."""
         self._base = self._loaded = (statistics or SpeedStatistics()).merged(())
@@ -399,12 +427,10 @@ class LearnedSpeed:
             size = given.get(view.job_id, NO_TASKS)
             if not size.workers:
                 continue
-            curve, own, scale = self._believe(view)
-            best = max([curve.best * scale, *own.values()])
-            cell = (size.workers, size.ps)
-            rate = own.get(cell) or float(curve.rates[curve.index(cell)]) * scale
-            left_s = max(view.remaining_epochs, LEFT_MIN * view.epochs) / best
-            total += min(1.0, rate / best) * urgency(left_s / observation.slot_length_s)
+            known = self._believe(view)
+            left_s = max(view.remaining_epochs, LEFT_MIN * view.epochs) / known.best
+            share = known.rate((size.workers, size.ps)) / known.best
+            total += min(1.0, share) * urgency(left_s / observation.slot_length_s)
         return total
 
     # --- Listen
@@ -493,7 +519,9 @@ class LearnedSpeed:
             for sample in view.speeds:
                 if sample.workers and sample.epochs_per_s >= EPOCHS_PER_S_MIN:
                     at = (sample.workers, sample.ps, sample.accelerator)
-                    self._count(memory, view.job_type, at, sample.epochs_per_s, observation.time_s)
+                    known = memory.shown.get(at)
+                    if known is None or known[0] != sample.epochs_per_s:
+                        self._count(memory, view.job_type, at, sample.epochs_per_s, observation.time_s)
         passed_s, done = observation.time_s - memory.time_s, view.progress_epochs - memory.progress
         if before is None or done <= 0 or not self._long(passed_s):
             return
@@ -519,9 +547,8 @@ class LearnedSpeed:
         return time_s > 0 and time_s >= SETTLING_SLOTS * self._options.resize_s
 
     def _count(self, memory: _Memory, job_type: str, at: tuple[int, int, str], rate: float, time_s: float) -> None:
+        """The job has shown this speed, which it has not shown with these tasks before."""
         before = memory.shown.get(at)
-        if before is not None and before[0] == rate:
-            return
         self._number += 1
         workers, ps, accelerator = at
         sums, period = observed(rate), self._period(time_s)
@@ -532,22 +559,22 @@ class LearnedSpeed:
             cell = SpeedCell(job_type, accelerator, workers, ps, period)
             self._observed.add(cell, sums)
         self._model.touch(cell, self._given.at(cell) + self._observed.at(cell))
-        memory.shown[at], memory.own = (rate, cell, sums), None
+        memory.shown[at], memory.known = (rate, cell, sums), None
 
     # --- Believe
 
-    def _class_of(self, memory: _Memory, view: JobView) -> tuple[Surface, Curve]:
-        """What is believed of this job's like; worked out anew only where something of that has changed."""
+    def _like(self, memory: _Memory, view: JobView) -> _Like:
+        """What is believed of this job's like; looked up anew only where something of that has changed."""
         accelerator = self._cluster.accelerator(view)
         of = (
             *(self._model, self._model.changes, self._cluster, view.job_type, accelerator),
             *(view.workers, view.ps, view.worker_demand, view.ps_demand),
         )
-        if memory.believed is None or memory.believed_of != of:
-            memory.believed_of, memory.believed = of, self._curve(view, accelerator)
-        return memory.believed
+        if memory.like is None or memory.like_of != of:
+            memory.like_of, memory.like = of, self._curve(view, accelerator)
+        return memory.like
 
-    def _curve(self, view: JobView, accelerator: str) -> tuple[Surface, Curve]:
+    def _curve(self, view: JobView, accelerator: str) -> _Like:
         """What is believed of jobs like this one."""
         kind: Kind = (view.job_type, accelerator)
         key = (kind, view.workers, view.ps, view.worker_demand, view.ps_demand)
@@ -593,38 +620,35 @@ class LearnedSpeed:
 
     def _wish(self, view: JobView, observation: Observation, budget: Budget) -> Claim:
         memory, slot_s = self._jobs[view.job_id], observation.slot_length_s
-        curve, own, scale = self._believe(view)
-        best = max([curve.best * scale, *own.values()])
-        left_s = max(view.remaining_epochs, LEFT_MIN * view.epochs) / best
+        known = self._believe(view)
+        left_s = max(view.remaining_epochs, LEFT_MIN * view.epochs) / known.best
         weight = urgency(left_s / slot_s)
         if self._options.fairness:
-            alone_s = max(slot_s, view.epochs / best)
+            alone_s = max(slot_s, view.epochs / known.best)
             weight *= max(1.0, (observation.time_s - view.arrived_s + left_s) / alone_s) ** self._options.fairness
         late = memory.idle_slots - self._options.patience_slots
         if late > 0:
             weight *= 2.0 ** min(late / DOUBLING_SLOTS, WAITS_MAX)
-        held, have = allocation_of(view.placement), budget.allocation(view.job_id)
-        if held.workers:
-            cell = (held.workers, held.ps)
-            rate = own.get(cell) or float(curve.rates[curve.index(cell)]) * scale
-            own[cell] = rate * (1 + self._options.stay + pause(self._options.resize_s, slot_s, left_s / slot_s))
-        same = (curve, scale, own, (have.workers, have.ps))
-        if memory.asked_of != same:
-            memory.asked_of, memory.steps = same, staircase(curve, own, scale, same[3])[1]
-        return Claim(view, curve, weight, memory.steps)
+        stay = 1 + self._options.stay + pause(self._options.resize_s, slot_s, left_s / slot_s)
+        held = allocation_of(view.placement)
+        steps_of = (known, held, stay, budget.allocation(view.job_id))
+        if memory.steps_of != steps_of:
+            memory.steps_of, memory.steps = steps_of, _steps(*steps_of)
+        return Claim(view, known.curve, weight, memory.steps, held)
 
-    def _believe(self, view: JobView) -> tuple[Curve, dict[Cell, float], float]:
-        """The class's curve, what the job itself showed, and how much faster than its class it is elsewhere."""
+    def _believe(self, view: JobView) -> _Known:
         memory = self._jobs[view.job_id]
-        surface, curve = self._class_of(memory, view)
-        if memory.own is None or memory.own[0] is not surface:
-            memory.own = (surface, *self._own(memory, surface))
-        own, scale = dict(memory.own[1]), memory.own[2]
+        like, known, said = self._like(memory, view), memory.known, (view.epochs, view.expected_s)
+        if known is not None and known.like is like and known.said == said:
+            return known
+        (surface, curve), (own, scale) = like, self._own(memory, like[0])
         if not surface.cells and not own and view.expected_s:
             # Nobody has seen the class; what its user says of the job sets the level.
             least = curve.index((view.minimum.workers, view.minimum.ps))
             scale = view.epochs / view.expected_s / float(curve.rates[least])
-        return curve, own, scale
+        best = max([curve.best * scale, *own.values()])
+        known = memory.known = _Known(like, own, scale, best, said)
+        return known
 
     def _own(self, memory: _Memory, surface: Surface) -> tuple[dict[Cell, float], float]:
         """What the job itself showed, and how much faster it is than its class where it was not seen."""
@@ -656,3 +680,12 @@ class LearnedSpeed:
             if pack(rooms, view.worker_demand, view.ps_demand, view.minimum) is not None:
                 return view
         return None
+
+
+def _steps(known: _Known, held: Allocation, stay: float, have: Allocation) -> tuple[Step, ...]:
+    """The staircase of a job from what it is granted already; what it holds is so much faster than it is."""
+    own = known.own
+    if held.workers:
+        cell = (held.workers, held.ps)
+        own = {**own, cell: known.rate(cell) * stay}
+    return staircase(known.curve, own, known.scale, (have.workers, have.ps))[1]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsched.core.decision import Budget, JobView
-from fedsched.core.job import NO_TASKS, allocation_of
+from fedsched.core.job import NO_TASKS, Allocation
 from fedsched.core.record import Record
 from fedsched.core.resources import Resources
 
@@ -172,18 +172,19 @@ def staircase(
     shares = curve.shares
     while True:
         value, chosen = 0.0, None
+        # What is no improvement now is none after the next step either.
+        cells = [cell for cell in cells if cell[2] > rate and cell[0] >= workers and cell[1] >= ps]
         for cell in cells:
             w, p, after = cell
-            if after > rate and w >= workers and p >= ps:
-                # The dominant share, written out: most jobs of a slot have their staircases reckoned anew.
-                share = SHARE_MIN
-                for worker_share, ps_share in shares:
-                    taken = (w - workers) * worker_share + (p - ps) * ps_share
-                    if taken > share:
-                        share = taken
-                worth = (after - rate) / share
-                if worth > value:
-                    value, chosen = worth, cell
+            # The dominant share, written out: most jobs of a slot have their staircases reckoned anew.
+            share = SHARE_MIN
+            for worker_share, ps_share in shares:
+                taken = (w - workers) * worker_share + (p - ps) * ps_share
+                if taken > share:
+                    share = taken
+            worth = (after - rate) / share
+            if worth > value:
+                value, chosen = worth, cell
         if chosen is None:
             return best, tuple(steps)
         workers, ps, rate = chosen
@@ -200,6 +201,8 @@ class Claim(Record, frozen=True, eq=False):
     """How much a share of its best rate is worth, against other jobs."""
     steps: tuple[Step, ...]
     """From what the budget holds for it already."""
+    held: Allocation
+    """What it runs with."""
 
 
 def spend(wishes: Sequence[Claim], views: Sequence[JobView], capacity: Resources, budget: Budget) -> None:
@@ -367,11 +370,11 @@ class _Room:
 
         Who keeps what it has, or a part of that, comes first, so that nobody's new tasks push it from its places.
         """
-        held = [allocation_of(wish.view.placement) for wish in self._wishes]
         growing = []
         for number in self._turns:
             workers, ps = self._goals[number]
-            if workers <= held[number].workers and ps <= held[number].ps:
+            held = self._wishes[number].held
+            if workers <= held.workers and ps <= held.ps:
                 self._grant(number)
             else:
                 growing.append(number)

@@ -125,7 +125,7 @@ class OracleGreedy(_Informed):
             own[cell] = float(curve.rates[curve.index(cell)]) * bonus
         have = budget.allocation(view.job_id)
         _, steps = staircase(curve, own, start=(have.workers, have.ps))
-        return Claim(view, curve, urgency(left_slots), steps)
+        return Claim(view, curve, urgency(left_slots), steps, held)
 
 
 class LowerBound(_Informed):

@@ -31,6 +31,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +41,7 @@ from pydantic import Field
 from fedsched.config import Tree
 from fedsched.core.decision import Budget, Decision, JobView, Observation
 from fedsched.core.ids import JobId, stream
-from fedsched.core.job import Allocation, allocation_of
+from fedsched.core.job import Allocation, allocation_of, sized
 from fedsched.core.resources import OVERDRAWN, Resources, amount_of
 from fedsched.policy.heuristics import by_arrival
 from fedsched.policy.learnable import Array, Arrays, Weighted, fresh
@@ -136,7 +137,8 @@ def encode(observation: Observation, views: Sequence[JobView], shape: SetShape) 
     capacity = observation.capacity
     best = _fastest_by_type(views)
     shares: dict[Resources, float] = {}
-    rows = np.array([_row(observation, capacity, view, best, shares) for view in views])
+    numbers = chain.from_iterable([_row(observation, capacity, view, best, shares) for view in views])
+    rows = np.fromiter(numbers, np.float64).reshape(len(views), -1)
     waited, epochs, remaining, rate, known, known_workers, known_ps, workers, ps = rows.T[:9]
     worker_share, ps_share, workers_min, workers_max, ps_min, ps_max = rows.T[9:]
     least = np.maximum(1.0, workers_min) * worker_share + ps_min * ps_share
@@ -185,10 +187,12 @@ def _fastest_by_type(views: Sequence[JobView]) -> dict[str, tuple[float, int, in
     best: dict[str, tuple[float, int, int]] = {}
     for view in views:
         kind = _kind(view)
+        top = before = best.get(kind, (EPOCHS_PER_S_MIN, 0, 0))
         for sample in view.speeds:
-            seen = (sample.epochs_per_s, sample.workers, sample.ps)
-            if seen > best.get(kind, (EPOCHS_PER_S_MIN, 0, 0)):
-                best[kind] = seen
+            if sample.epochs_per_s >= top[0]:
+                top = max(top, (sample.epochs_per_s, sample.workers, sample.ps))
+        if top > before:
+            best[kind] = top
     return best
 
 
@@ -207,9 +211,10 @@ def _row(
     slot_s = observation.slot_length_s
     have = allocation_of(view.placement)
     rate = 0.0
-    for sample in view.speeds:
+    for sample in reversed(view.speeds):  # most likely it is the newest one
         if sample.workers == have.workers and sample.ps == have.ps:
             rate = sample.epochs_per_s
+            break
     known, known_workers, known_ps = best.get(_kind(view), (0.0, 0, 0))
     for demand in (view.worker_demand, view.ps_demand):
         if demand not in shares:
@@ -516,17 +521,13 @@ class Set(Weighted[SetShape, SlotSample]):
         ]
         for index in sorted(starving, key=lambda index: (-views[index].priority, got[index], index)):
             purse.serve(views[index], views[index].minimum)
-        ranks = choice.urgency - options.fairness * np.log2(np.maximum(got, 1e-3))
+        ranks = (choice.urgency - options.fairness * np.log2(np.maximum(got, 1e-3))).tolist()
         workers, ps = COUNTS[choice.workers].tolist(), COUNTS[choice.ps].tolist()
         for index in sorted(order, key=lambda index: (-views[index].priority, -ranks[index], index)):
             view = views[index]
             least, most = view.minimum, view.workers.maximum
-            purse.serve(
-                view,
-                Allocation(
-                    max(least.workers, min(workers[index], most)), max(least.ps, min(ps[index], view.ps.maximum))
-                ),
-            )
+            some = max(least.workers, min(workers[index], most))
+            purse.serve(view, sized(some, max(least.ps, min(ps[index], view.ps.maximum))))
 
 
 def _share_got(view: JobView, slot_length_s: float) -> float:
@@ -542,7 +543,13 @@ class _Purse:
     def __init__(self, observation: Observation, views: Sequence[JobView], budget: Budget) -> None:
         self._budget = budget
         self._granted = {job_id: (size.workers, size.ps) for job_id, size in budget.allocations()}
-        self._amounts: dict[Resources, int] = {}
+        known: dict[Resources, int] = {}
+        for view in views:
+            for demand in (view.worker_demand, view.ps_demand):
+                if demand not in known:
+                    known[demand] = amount_of(demand)
+        self._takes = {view.job_id: (known[view.worker_demand], known[view.ps_demand]) for view in views}
+        """What a worker and a parameter server of each job take."""
         left = amount_of(observation.capacity)
         if self._granted:
             there = {node.name for node in observation.nodes}
@@ -579,10 +586,5 @@ class _Purse:
         return True
 
     def _amount(self, view: JobView, workers: int, ps: int) -> int:
-        return self._of(view.worker_demand) * workers + self._of(view.ps_demand) * ps
-
-    def _of(self, demand: Resources) -> int:
-        amount = self._amounts.get(demand)
-        if amount is None:
-            amount = self._amounts[demand] = amount_of(demand)
-        return amount
+        worker, server = self._takes[view.job_id]
+        return worker * workers + server * ps

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsched.core.ids import JobId
-from fedsched.core.job import Allocation
+from fedsched.core.job import NO_TASKS, Allocation
 from fedsched.core.resources import Resources
 from fedsched.policy import marginal
 from fedsched.policy.marginal import Claim, Curve, per_unit, spend, staircase
@@ -55,7 +55,7 @@ def wishes(draw: st.DrawFn) -> list[tuple[Claim, Allocation]]:
             priority=draw(st.sampled_from([50, 50, 60])),
         )
         _, steps = staircase(curve, {}, start=(have.workers, have.ps))
-        found.append((Claim(view, curve, draw(st.sampled_from([0.5, 1.0, 1.0, 2.0])), steps), have))
+        found.append((Claim(view, curve, draw(st.sampled_from([0.5, 1.0, 1.0, 2.0])), steps, NO_TASKS), have))
     return found
 
 

@@ -29,11 +29,6 @@ Footprint = tuple[tuple[NodeName, int], ...]
 """What tasks take of each node that has some of them, as amounts."""
 
 
-def left_over(free: Resources) -> tuple[int, int, int]:
-    """How much is free, the scarcest kind first: sorts nodes from full to empty."""
-    return (free.gpu_milli, free.cpu_milli, free.memory_mib)
-
-
 class Gang:
     """What a job of fixed size needs. Jobs that need the same share one, and with it the answer whether they fit."""
 

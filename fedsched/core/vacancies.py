@@ -7,19 +7,36 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush, heapreplace
 from random import Random
 
-from fedsched.core.choosing import Rule, left_over
+from fedsched.core.choosing import Rule
 from fedsched.core.cluster import Node, kept_with_nodes
 from fedsched.core.ids import NodeName
 from fedsched.core.job import TASKS_MAX, TaskPlacement
 from fedsched.core.packing import times
-from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of
+from fedsched.core.resources import OVERDRAWN, amount_of, resources_of
 
-_Rank = tuple[bool, int, tuple[float, ...]]
-"""Whether a running task would have to go, how little the accelerator is liked, what the rule says; lowest is best."""
-_Candidate = tuple[bool, int, tuple[float, ...], int, int, int, list[int]]
-"""A node's rank for some task, its index, what was free and what was firm there when it was ranked; then, the next one
-last, the indices of nodes behind it that were all the same then."""
+_State = tuple[int, int, int]
+"""The number of a node's kind, what is free there, and what of that is firm: nodes of one state are equally good."""
+_Rank = tuple[int, float]
+"""How little the accelerator is liked, all that push no running task away before all that do; and what the rule says.
+The lowest is the best."""
+_Candidate = tuple[int, float, int, _State, list[int]]
+"""A node's rank for some task, its index and the state that it was in when it was ranked; then, the next one last, the
+indices of nodes behind it that were in the same state."""
 _NOBODY: list[int] = []
+
+
+class _Heap:
+    """Nodes with room for one kind of task, by how good they are for it."""
+
+    __slots__ = ("accelerators", "candidates", "demand", "ranks")
+
+    def __init__(self, demand: int, accelerators: tuple[str, ...]) -> None:
+        self.demand = demand
+        self.accelerators = accelerators
+        """That will do, best first; empty: all."""
+        self.candidates: list[_Candidate] = []
+        self.ranks: dict[_State, _Rank | None] = {}
+        """By the states that were met so far; None: such a node will not do."""
 
 
 class _Site:
@@ -74,12 +91,12 @@ class Vacancies:
         self._crowded: set[NodeName] = set()
         """Nodes without room for all that runs there, because of new tasks or because they have shrunk or are gone."""
         self._soften(running)
-        self._heaps: dict[tuple[int, tuple[str, ...]], list[_Candidate]] = {}
-        """By demand and accelerators that will do: nodes with room for it."""
+        self._heaps: dict[tuple[int, tuple[str, ...]], _Heap] = {}
+        """By demand and accelerators."""
         self._better: dict[NodeName, None] = {}
         """Nodes that may be better than the heaps say."""
-        self._alike: dict[tuple[int, int, int], list[int]] = {}
-        """Nodes by the number of their kind, what is free and what is firm, none of them better by now."""
+        self._alike: dict[_State, list[int]] = {}
+        """Nodes by their state when a heap was made; none of them is better by now, or it is empty."""
 
     def _soften(self, running: Iterable[tuple[Sequence[TaskPlacement], int]]) -> None:
         firm, crowded = self._firm, self._crowded
@@ -143,8 +160,8 @@ class Vacancies:
         """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
         if self._rule == "random":
             return True  # what is drawn for tasks that do not fit is part of a run's story
-        for _, _, _, _, free, _, others in self._heap(demand, accelerators):
-            count -= (1 + len(others)) * _times(free, demand)
+        for *_, state, others in self._heap(demand, accelerators).candidates:
+            count -= (1 + len(others)) * _times(state[1], demand)
             if count <= 0:
                 return True
         return count <= 0
@@ -158,90 +175,93 @@ class Vacancies:
         if self._rule == "random":
             return self._choose_any(demand, accelerators)
         heap = self._heap(demand, accelerators)
-        if not heap:
+        if not heap.candidates:
             return None
-        best = heap[0][:4]
+        best = heap.candidates[0][:3]
         if own:
-            ranked = [self._candidate(self._index[name], demand, accelerators) for name in own if name in self._index]
-            mine = [one[:4] for one in ranked if one is not None and one[:2] <= best[:2]]
+            ranked = [(self._rank_now(heap, name), self._index[name]) for name in own if name in self._index]
+            mine = [(*rank, index) for rank, index in ranked if rank is not None and rank[0] <= best[0]]
             best = min(mine, default=best)
-        return self._names[best[3]]
+        return self._names[best[2]]
 
     def _choose_any(self, demand: int, accelerators: tuple[str, ...]) -> NodeName | None:
-        ranked = [self._candidate(index, demand, accelerators) for index in range(len(self._names))]
-        drawn = [(*one[:2], self._chance.random(), one[3]) for one in ranked if one is not None]
-        return self._names[min(drawn)[3]] if drawn else None
+        heap = _Heap(demand, accelerators)
+        ranked = [(self._rank_now(heap, name), name) for name in self._names]
+        drawn = [(rank[0], self._chance.random(), name) for rank, name in ranked if rank is not None]
+        return min(drawn)[2] if drawn else None
 
-    def _heap(self, demand: int, accelerators: tuple[str, ...]) -> list[_Candidate]:
+    def _heap(self, demand: int, accelerators: tuple[str, ...]) -> _Heap:
         """Nodes with room for the task, the best of all first; of the others some may have become worse."""
         if self._better:
             self._move_up()
         heap = self._heaps.get((demand, accelerators))
         if heap is None:
             heap = self._heaps[demand, accelerators] = self._new_heap(demand, accelerators)
-        names, free, firm = self._names, self.free, self._firm
-        while heap:
-            evicts, liking, rank, index, was_free, was_firm, others = heap[0]
+        candidates, ranks = heap.candidates, heap.ranks
+        names, kinds, free, firm = self._names, self._kinds, self.free, self._firm
+        while candidates:
+            liking, by_rule, index, was, others = candidates[0]
             name = names[index]
-            if free[name] == was_free and firm[name] == was_firm:
+            state = (kinds[index], free[name], firm[name])
+            if state == was:
                 break
             if others:
-                heapreplace(heap, (evicts, liking, rank, others.pop(), was_free, was_firm, others))
+                heappush(candidates, (liking, by_rule, others.pop(), was, others))
+            rank = ranks[state] if state in ranks else self._rank(heap, state)
+            if rank is not None:
+                heapreplace(candidates, (rank[0], rank[1], index, state, _NOBODY))
             else:
-                heappop(heap)
-            now = self._candidate(index, demand, accelerators)
-            if now is not None:
-                heappush(heap, now)
+                heappop(candidates)
         return heap
 
-    def _new_heap(self, demand: int, accelerators: tuple[str, ...]) -> list[_Candidate]:
+    def _new_heap(self, demand: int, accelerators: tuple[str, ...]) -> _Heap:
+        heap = _Heap(demand, accelerators)
         if self._prefers_full or not self._alike:
             self._alike = {}
             for index, name in enumerate(self._names):
-                alike = (self._kinds[index], self.free[name], self._firm[name])
-                self._alike.setdefault(alike, []).append(index)
-        heap = list[_Candidate]()
-        for (kind, free, firm), indices in self._alike.items():
-            rank = self._rank(kind, free, firm, demand, accelerators)
+                state = (self._kinds[index], self.free[name], self._firm[name])
+                self._alike.setdefault(state, []).append(index)
+        for state, indices in self._alike.items():
+            rank = self._rank(heap, state)
             if rank is not None:
-                heap.append((*rank, indices[0], free, firm, indices[:0:-1]))
-        heapify(heap)
+                heap.candidates.append((*rank, indices[0], state, indices[:0:-1]))
+        heapify(heap.candidates)
         return heap
 
     def _move_up(self) -> None:
         """Put nodes that may have become better where they belong; where they were they are found to be worse."""
-        for key, heap in self._heaps.items():
+        for heap in self._heaps.values():
             for name in self._better:
-                now = self._candidate(self._index[name], *key)
-                if now is not None:
-                    heappush(heap, now)
+                rank, index = self._rank_now(heap, name), self._index[name]
+                if rank is not None:
+                    state = (self._kinds[index], self.free[name], self._firm[name])
+                    heappush(heap.candidates, (*rank, index, state, _NOBODY))
         self._better.clear()
 
-    def _candidate(self, index: int, demand: int, accelerators: tuple[str, ...]) -> _Candidate | None:
-        """The node as it is now; None if it will not do."""
-        name = self._names[index]
-        free, firm = self.free[name], self._firm[name]
-        rank = self._rank(self._kinds[index], free, firm, demand, accelerators)
-        return (*rank, index, free, firm, _NOBODY) if rank is not None else None
+    def _rank_now(self, heap: _Heap, name: NodeName) -> _Rank | None:
+        return self._rank(heap, (self._kinds[self._index[name]], self.free[name], self._firm[name]))
 
-    def _rank(self, kind: int, free: int, firm: int, demand: int, accelerators: tuple[str, ...]) -> _Rank | None:
-        """Of such a node; None if it has no room or does not take such tasks."""
+    def _rank(self, heap: _Heap, state: _State) -> _Rank | None:
+        """Of nodes in a state; None if they have no room or do not take such tasks."""
+        ranks = heap.ranks
+        if state in ranks:
+            return ranks[state]
+        rank = ranks[state] = self._ranked(heap.demand, heap.accelerators, *state)
+        return rank
+
+    def _ranked(self, demand: int, accelerators: tuple[str, ...], kind: int, free: int, firm: int) -> _Rank | None:
         accelerator, schedulable, capacity = self._every_kind[kind]
         if (free - demand) & OVERDRAWN or not schedulable or (accelerators and accelerator not in accelerators):
             return None
         liking = accelerators.index(accelerator) if accelerators else 0
+        if (firm - demand) & OVERDRAWN:
+            liking += len(accelerators) + 1
         if self._prefers_full:
-            return bool((firm - demand) & OVERDRAWN), liking, left_over(resources_of(free))
-        return bool((firm - demand) & OVERDRAWN), liking, (_share_with(capacity, free, demand),)
+            return liking, free  # the less of it the scarcer first; see `amount_of`
+        return liking, (capacity - resources_of(free - demand)).dominant_share(capacity)
 
 
 @lru_cache(maxsize=65_536)
 def _times(free: int, demand: int) -> int:
     """How many tasks fit in what is free; any number of those that take nothing."""
     return max(0, times(resources_of(demand), resources_of(free), TASKS_MAX))
-
-
-@lru_cache(maxsize=65_536)
-def _share_with(capacity: Resources, free: int, demand: int) -> float:
-    """The dominant share of a node that is taken once it holds this too."""
-    return (capacity - resources_of(free - demand)).dominant_share(capacity)

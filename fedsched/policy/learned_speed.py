@@ -61,7 +61,7 @@ from fedsched.policy.marginal import (
     Cell,
     Claim,
     Curve,
-    Step,
+    Staircase,
     amounts,
     pause,
     per_unit,
@@ -157,9 +157,9 @@ class _Memory:
     asked: Allocation = NO_TASKS
     """What it was given in the slot before."""
     idle_slots: int = 0
-    steps_of: tuple[_Known, Allocation, float, Allocation] | None = None
-    """What `steps` were made of: beliefs, what it has, what staying is worth, what is granted."""
-    steps: tuple[Step, ...] = ()
+    stairs: Staircase | None = None
+    stairs_of: tuple[_Known, Allocation, float, Allocation] | None = None
+    """What they were made of: beliefs, what it runs with, what staying is worth, what is granted."""
     view: JobView | None = None
     like_of: tuple[object, ...] = ()
     """What `like` follows from."""
@@ -631,10 +631,10 @@ class LearnedSpeed:
             weight *= 2.0 ** min(late / DOUBLING_SLOTS, WAITS_MAX)
         stay = 1 + self._options.stay + pause(self._options.resize_s, slot_s, left_s / slot_s)
         held = allocation_of(view.placement)
-        steps_of = (known, held, stay, budget.allocation(view.job_id))
-        if memory.steps_of != steps_of:
-            memory.steps_of, memory.steps = steps_of, _steps(*steps_of)
-        return Claim(view, known.curve, weight, memory.steps, held)
+        stairs_of = (known, held, stay, budget.allocation(view.job_id))
+        if memory.stairs is None or memory.stairs_of != stairs_of:
+            memory.stairs_of, memory.stairs = stairs_of, _stairs(*stairs_of)
+        return Claim(view, known.curve, weight, memory.stairs, held)
 
     def _believe(self, view: JobView) -> _Known:
         memory = self._jobs[view.job_id]
@@ -682,10 +682,10 @@ class LearnedSpeed:
         return None
 
 
-def _steps(known: _Known, held: Allocation, stay: float, have: Allocation) -> tuple[Step, ...]:
+def _stairs(known: _Known, held: Allocation, stay: float, have: Allocation) -> Staircase:
     """The staircase of a job from what it is granted already; what it holds is so much faster than it is."""
     own = known.own
     if held.workers:
         cell = (held.workers, held.ps)
         own = {**own, cell: known.rate(cell) * stay}
-    return staircase(known.curve, own, known.scale, (have.workers, have.ps))[1]
+    return staircase(known.curve, own, known.scale, (have.workers, have.ps))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,16 +147,23 @@ Step = tuple[float, int, int]
 """What it is worth for each share of the cluster, relative to the job's best rate; workers and servers after it."""
 
 
-def staircase(
-    curve: Curve, own: Mapping[Cell, float], scale: float = 1.0, start: Cell = (0, 0)
-) -> tuple[float, tuple[Step, ...]]:
-    """The best rate of a job, and its steps from an allocation, each worth no more than the one before.
+class Staircase:
+    """The steps of a job from an allocation, each worth no more than the one before."""
+
+    __slots__ = ("steps", "table")
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.table = np.array(steps, dtype=np.float64).reshape(-1, 3)
+        """The same, a row each: most staircases serve for many slots."""
+
+
+def staircase(curve: Curve, own: Mapping[Cell, float], scale: float = 1.0, start: Cell = (0, 0)) -> Staircase:
+    """The steps that a job would take from an allocation.
 
     Args:
-        curve: rates of the jobs of its type.
         own: rates that are known, or reckoned, of this very job: they stand for those of the curve.
         scale: how fast the job is relative to the curve, where nothing is known of it.
-        start: workers and servers to begin from.
     """
     cells = [(w, p, own[w, p] if (w, p) in own else rate * scale) for w, p, rate in curve.stairs]
     listed = {(w, p) for w, p, _ in cells}
@@ -186,7 +192,7 @@ def staircase(
             if worth > value:
                 value, chosen = worth, cell
         if chosen is None:
-            return best, tuple(steps)
+            return Staircase(steps)
         workers, ps, rate = chosen
         ceiling = min(ceiling, value / best)
         steps.append((ceiling, workers, ps))
@@ -199,7 +205,7 @@ class Claim(Record, frozen=True, eq=False):
     curve: Curve
     weight: float
     """How much a share of its best rate is worth, against other jobs."""
-    steps: tuple[Step, ...]
+    stairs: Staircase
     """From what the budget holds for it already."""
     held: Allocation
     """What it runs with."""
@@ -226,11 +232,10 @@ class _Steps:
     """
 
     def __init__(self, wishes: Sequence[Claim]) -> None:
-        counts = [len(wish.steps) for wish in wishes]
+        counts = [len(wish.stairs.steps) for wish in wishes]
         self.wish = np.repeat(np.arange(len(wishes)), counts)
         """Whose step it is, for each step by job and, at first, not yet in order."""
-        flat = chain.from_iterable(chain.from_iterable([wish.steps for wish in wishes]))
-        worth, self.workers, self.ps = np.fromiter(flat, np.float64).reshape(-1, 3).T
+        worth, self.workers, self.ps = np.concatenate([wish.stairs.table for wish in wishes]).T
         value = -worth * np.repeat([wish.weight for wish in wishes], counts)
         self.first = np.cumsum([0, *counts])[:-1][np.array(counts, dtype=bool)]
         """Indices of the first steps, of jobs that have any."""
@@ -294,13 +299,13 @@ class _Room:
         granted = np.bincount(numbers[:begun], minlength=len(wishes)).tolist()
         for number, count in enumerate(granted):
             if count:
-                _, workers, ps = wishes[number].steps[count - 1]
+                _, workers, ps = wishes[number].stairs.steps[count - 1]
                 goals[number] = (workers, ps)
         closed = [False] * len(wishes)
         for number in turns[begun:]:
             if closed[number]:
                 continue
-            _, workers, ps = wishes[number].steps[granted[number]]
+            _, workers, ps = wishes[number].stairs.steps[granted[number]]
             granted[number] += 1
             have = goals[number]
             if self._fits(number, workers - have[0], ps - have[1]):

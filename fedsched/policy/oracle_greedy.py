@@ -124,8 +124,8 @@ class OracleGreedy(_Informed):
             bonus = 1 + self._options.stay + pause(self._options.resize_s, slot_s, left_slots)
             own[cell] = float(curve.rates[curve.index(cell)]) * bonus
         have = budget.allocation(view.job_id)
-        _, steps = staircase(curve, own, start=(have.workers, have.ps))
-        return Claim(view, curve, urgency(left_slots), steps, held)
+        stairs = staircase(curve, own, start=(have.workers, have.ps))
+        return Claim(view, curve, urgency(left_slots), stairs, held)
 
 
 class LowerBound(_Informed):

@@ -51,6 +51,8 @@ from fedsched.policy.optimus import EPOCHS_PER_S_MIN
 
 UNKNOWN = "unknown"
 """The type of jobs that were given none: they need not be alike."""
+NEVER = (0.0, 0, 0)
+"""The speed of jobs that were never seen running, and with how many workers and servers."""
 SHARE_MAX = 100.0
 """A task that the cluster cannot hold at all counts as so many clusters."""
 COUNTS: NDArray[np.int64] = np.array([*range(17), 20, 24, 32, 48, 64, 96, 128, 192, 256, 512])
@@ -135,9 +137,13 @@ class SetInputs:
 def encode(observation: Observation, views: Sequence[JobView], shape: SetShape) -> SetInputs:
     """The observation's jobs, in the order of `views`, as the network sees them."""
     capacity = observation.capacity
-    best = _fastest_by_type(views)
+    kinds = [_kind(view) for view in views]
+    best = _fastest_by_type(views, kinds)
     shares: dict[Resources, float] = {}
-    numbers = chain.from_iterable([_row(observation, capacity, view, best, shares) for view in views])
+    numbers = chain.from_iterable(
+        _row(view, observation.slot_length_s, best.get(kind, NEVER), _shares(view, capacity, shares))
+        for view, kind in zip(views, kinds, strict=True)
+    )
     rows = np.fromiter(numbers, np.float64).reshape(len(views), -1)
     waited, epochs, remaining, rate, known, known_workers, known_ps, workers, ps = rows.T[:9]
     worker_share, ps_share, workers_min, workers_max, ps_min, ps_max = rows.T[9:]
@@ -182,11 +188,10 @@ def _log(values: Any, low: float, high: float) -> Any:
     return np.log(np.clip(values, low, high)) / 3
 
 
-def _fastest_by_type(views: Sequence[JobView]) -> dict[str, tuple[float, int, int]]:
+def _fastest_by_type(views: Sequence[JobView], kinds: Sequence[str]) -> dict[str, tuple[float, int, int]]:
     """The highest speed (epochs per second) observed of any live job of a type, with the workers and servers it had."""
     best: dict[str, tuple[float, int, int]] = {}
-    for view in views:
-        kind = _kind(view)
+    for view, kind in zip(views, kinds, strict=True):
         top = before = best.get(kind, (EPOCHS_PER_S_MIN, 0, 0))
         for sample in view.speeds:
             if sample.epochs_per_s >= top[0]:
@@ -201,40 +206,37 @@ def _kind(view: JobView) -> str:
     return view.job_type if view.job_type != UNKNOWN else f"{UNKNOWN} {view.job_id}"
 
 
+def _shares(view: JobView, capacity: Resources, known: dict[Resources, float]) -> tuple[float, float]:
+    """Of the cluster, that a worker and a parameter server take."""
+    for demand in (view.worker_demand, view.ps_demand):
+        if demand not in known:
+            known[demand] = min(demand.dominant_share(capacity), SHARE_MAX)
+    return known[view.worker_demand], known[view.ps_demand]
+
+
 def _row(
-    observation: Observation,
-    capacity: Resources,
-    view: JobView,
-    best: Mapping[str, tuple[float, int, int]],
-    shares: dict[Resources, float],
+    view: JobView, slot_s: float, fastest: tuple[float, int, int], shares: tuple[float, float]
 ) -> tuple[float, ...]:
-    slot_s = observation.slot_length_s
-    have = allocation_of(view.placement)
+    have, workers, ps = allocation_of(view.placement), view.workers, view.ps
     rate = 0.0
     for sample in reversed(view.speeds):  # most likely it is the newest one
         if sample.workers == have.workers and sample.ps == have.ps:
             rate = sample.epochs_per_s
             break
-    known, known_workers, known_ps = best.get(_kind(view), (0.0, 0, 0))
-    for demand in (view.worker_demand, view.ps_demand):
-        if demand not in shares:
-            shares[demand] = min(demand.dominant_share(capacity), SHARE_MAX)
     return (
         view.waited_slots,
         view.epochs,
         view.remaining_epochs,
         rate * slot_s,
-        known * slot_s,
-        known_workers,
-        known_ps,
+        fastest[0] * slot_s,
+        *fastest[1:],
         have.workers,
         have.ps,
-        shares[view.worker_demand],
-        shares[view.ps_demand],
-        view.workers.minimum,
-        view.workers.maximum,
-        view.ps.minimum,
-        view.ps.maximum,
+        *shares,
+        workers.minimum,
+        workers.maximum,
+        ps.minimum,
+        ps.maximum,
     )
 
 

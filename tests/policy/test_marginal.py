@@ -54,8 +54,8 @@ def wishes(draw: st.DrawFn) -> list[tuple[Claim, Allocation]]:
             ps_demand=ps,
             priority=draw(st.sampled_from([50, 50, 60])),
         )
-        _, steps = staircase(curve, {}, start=(have.workers, have.ps))
-        found.append((Claim(view, curve, draw(st.sampled_from([0.5, 1.0, 1.0, 2.0])), steps, NO_TASKS), have))
+        stairs = staircase(curve, {}, start=(have.workers, have.ps))
+        found.append((Claim(view, curve, draw(st.sampled_from([0.5, 1.0, 1.0, 2.0])), stairs, NO_TASKS), have))
     return found
 
 

@@ -466,7 +466,7 @@ class Improved:
     jobs: int
     mean_reward: float
     explained: float
-    """Share of the rewards' variance that the value network expected."""
+    """Share of the rewards' variance that the value network expected; 0 where all rewards are the same."""
     entropy: float
     moved: float
     """In nats, at the end."""
@@ -539,7 +539,8 @@ class Improver:
             gains = advantages(self._weights, whole)
             with torch.no_grad():
                 missed = whole.rewards - expected(self._weights, whole)
-                explained = float(1 - missed.var() / whole.rewards.var()) if len(missed) > 1 else 0.0
+                spread = whole.rewards.var() if len(missed) > 1 else torch.tensor(0.0)
+                explained = float(1 - missed.var() / spread) if spread > 0 else 0.0
             steps, loss = 0, None
             for part in self._parts(whole.slots, passes, parts):
                 batch, rows = whole.part(part)

@@ -159,6 +159,13 @@ def test_jobs_that_had_no_choice_teach_what_to_expect_and_nothing_else() -> None
     assert torch.equal(loss.value, whole.value)
 
 
+def test_where_all_rewards_are_the_same_nothing_is_explained() -> None:
+    """An overloaded cluster in which nobody trains; a share of no variance would be no number in the log."""
+    arrays = initial(SMALL, 0)
+    assert Improver(arrays).improve(lived(arrays, [[0.0, 0.0], [0.0, 0.0]])).explained == 0.0
+    assert Improver(arrays).improve(lived(arrays, [[0.0, 1.0], [0.0, 1.0]])).explained != 0.0
+
+
 def test_chances_in_training_are_those_of_the_acting_policy() -> None:
     """Two implementations of one distribution; were they apart, every ratio would be wrong from the start."""
     random = np.random.RandomState(1)

@@ -12,7 +12,8 @@ import torch
 from fedsched.config import LearningConfig, PolicyConfig
 from fedsched.core.commands import RewardSlot
 from fedsched.core.decision import Observation
-from fedsched.core.ids import ClusterName, JobId
+from fedsched.core.ids import ClusterName, JobId, NodeName
+from fedsched.core.job import Role, TaskPlacement, task_name
 from fedsched.core.resources import Resources
 from fedsched.federation.averaging import Update, inspect, weighted_mean
 from fedsched.federation.optimiser import ServerOptimiser
@@ -37,6 +38,13 @@ from fedsched.sim.fluid import FluidBudget
 from tests.policy.observations import job, node, observation
 
 SMALL = SetShape(width=16, rows=32)
+
+
+RUNNING = tuple(
+    TaskPlacement(task_name(role, index), NodeName("n"))
+    for role, count in ((Role.PS, 2), (Role.WORKER, 3))
+    for index in range(count)
+)
 
 
 def sample_of(seen: Observation, arrays: dict[str, Array], seed: int = 0) -> SlotSample:
@@ -172,10 +180,14 @@ def test_chances_in_training_are_those_of_the_acting_policy() -> None:
     arrays = {name: random.normal(0, 0.3, size).astype(np.float32) for name, size in SMALL.layers().items()}
     arrays["policy.urgency.deviation"][:] = 0.4
     views = [job(name, workers=(1, 9), ps=(0, 5), epochs=float(10 + index)) for index, name in enumerate("abcdefg")]
+    views += [job(name, workers=(1, 9), ps=(0, 5), placement=RUNNING) for name in "xyz"]
     seen = observation([node("n", 30)], views)
     samples = [sample_of(seen, arrays, seed) for seed in range(5)]
-    batch = batch_of([Lived(sample, np.zeros(7, np.float32)) for sample in samples])
-    assert float(loss_on(parameters(arrays), batch, torch.ones(35)).moved) == pytest.approx(0.0, abs=1e-5)
+    assert {float(sample.stay) for sample in samples} == {0.5}, "whose present sizes are preferred"
+    batch = batch_of([Lived(sample, np.zeros(10, np.float32)) for sample in samples])
+    stayed = (batch.ps == batch.ps_now).sum(), ((batch.ps_now >= 0) & (batch.ps != batch.ps_now)).sum()
+    assert all(stayed), "some that run keep their servers and some do not"
+    assert float(loss_on(parameters(arrays), batch, torch.ones(50)).moved) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_a_part_of_a_batch_is_computed_as_it_would_be_alone() -> None:

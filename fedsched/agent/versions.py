@@ -352,7 +352,9 @@ class LiveVersions:
         own = self._config.policy
         base = own if version.policy == own.name else PolicyConfig(name=version.policy, explore=own.explore)
         if version.version or version.checkpoint not in ("", "builtin"):
-            return base.model_copy(update={"checkpoint": str(self._copied(version))})
+            # Its chance is its own: candidates of one track follow each other slot by slot.
+            seed = int(version.digest[:8] or "0", 16)
+            return base.model_copy(update={"checkpoint": str(self._copied(version)), "seed": seed})
         return base.model_copy(update={"checkpoint": "builtin"})
 
     def _copied(self, version: Version) -> Path:

@@ -8,12 +8,12 @@ A candidate in shadow is asked what the active version is asked, and nothing tha
 by hand stays: the federation's versions are accepted again after a promotion to the newest one.
 
 A cluster may have two tracks: the federation's versions, and those of its own, which it learns by itself from the same
-slots as if there were nobody else. New versions of the track that decides are taken at once, so nobody waits; one of
-the other track is in the shadow, and the tracks change places when the gate says so. It is always asked the same: does
-the federation's do harm, compared with the cluster's own? So who gains from the others has all of it, and who would
-be better off alone is, up to the gate's margin. (Ditto, Li et al., ICML 2021, and APFL, Deng et al., 2020, keep a
-model of each cluster's own beside the common one, too; they mix both, which promises nothing where the common one is
-bad.)
+slots as if there were nobody else. New versions of the track that decides are taken at once, so nobody waits; those
+of the other one follow each other in the shadow, and the tracks change places when the gate says so. It is always
+asked the same: does the federation's do harm, compared with the cluster's own? So who gains from the others has all of
+it, and who would be better off alone is, up to the gate's margin. (Ditto, Li et al., ICML 2021, and APFL, Deng et al.,
+2020, keep a model of each cluster's own beside the common one, too; they mix both, which promises nothing where the
+common one is bad.)
 """
 
 from __future__ import annotations
@@ -337,6 +337,8 @@ class _Shadow:
     count: int = 0
     verdict: GateVerdict = _NOTHING_YET
     problem: str = ""
+    asked: bool = False
+    """Since it is this version."""
 
 
 class Versions:
@@ -536,6 +538,8 @@ class Versions:
             why = "the cluster learned it by itself" if version.own else "the federation offered it"
             return self._order(now_s, version, Action.ACCEPTED, why)
         if self._shadow is not None:
+            if self._follows(self._shadow, version):
+                return self._renew(now_s, self._shadow, version)
             # A version that is being compared is not thrown out for the next one, or none would ever be through.
             self._waiting[version.own] = version
             return []
@@ -545,6 +549,19 @@ class Versions:
     def _goes_on(self, in_force: Promotion, version: Version) -> bool:
         """Whether it is the next one of the track that decides, of two."""
         return self._rule.accept == "own_track" and version.own == in_force.version.own
+
+    def _follows(self, shadow: _Shadow, version: Version) -> bool:
+        """Whether it takes the place of the candidate: of two tracks it is the tracks that are compared, and an old
+        version of one that still learns would speak for the other. Each is asked once at least, however slow it is.
+        """
+        candidate = shadow.candidate
+        chosen = self._rule.accept == "own_track" and _is_own(candidate)
+        return chosen and shadow.asked and candidate.version.own == version.own
+
+    def _renew(self, now_s: float, shadow: _Shadow, version: Version) -> list[VersionCommand]:
+        self._waiting.pop(version.own, None)
+        shadow.candidate, shadow.asked = replace(shadow.candidate, version=version, time_s=now_s), False
+        return [RunShadow(shadow.candidate), self._report(now_s)]
 
     def _still(self, compared: Version, in_force: Promotion) -> bool:
         """Whether what was compared with that one holds for this one: the same, or a later one of the same track."""
@@ -582,7 +599,7 @@ class Versions:
         shadow, rule = self._shadow, self._rule.gate
         if shadow is None or shadow.candidate != candidate:
             return []  # the answer of one that ran before
-        shadow.count += 1
+        shadow.count, shadow.asked = shadow.count + 1, True
         shadow.cases = [*shadow.cases[-(rule.cases_max - 1) :], case]
         shadow.problem = case.problem or shadow.problem
         if shadow.count < rule.cases_min:

@@ -33,7 +33,8 @@ from fedsched.federation.source import Arrays
 from fedsched.policy import checkpoint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.comparing import Model, compare, model
-from fedsched.policy.installing import install
+from fedsched.policy.installing import FROM_FILE, install
+from fedsched.policy.learnable import Learnable
 from fedsched.runtime.versioning import VersionLoop
 
 
@@ -188,13 +189,17 @@ class SimulatedVersions:
         return digest
 
     def run_shadow(self, candidate: Candidate | None) -> None:
-        """Make a policy of the candidate."""
-        self._candidate = None
+        """Make a policy of the candidate; the next of its track takes its place, and its chance goes on."""
+        before, self._candidate = self._candidate, None
         if candidate is None:
             return
         try:
             found = checkpoint.from_bytes(self._weights.get(candidate.version.digest, b""), str(candidate.version))
-            policy = self._make(found, candidate.version.version)
+            policy = before[1] if before is not None and before[0].version.policy == candidate.version.policy else None
+            if isinstance(policy, Learnable):
+                policy.load(candidate.version.version or FROM_FILE, found.arrays)
+            else:
+                policy = self._make(found, candidate.version.version)
         except (CorruptCheckpoint, ValueError) as problem:
             self._failed = str(problem)
             return

@@ -438,10 +438,10 @@ def test_beside_an_own_track_the_federations_versions_decide_at_once() -> None:
     for number in range(2, 30):
         agents.offer(number)
         agents.learn_alone(number)
+        assert agents.shadow is not None
+        assert agents.shadow.version == own(number), "the newest stands for what is learned alone"
         agents.compare(1, better=0.9)
         assert agents.decides == f"d{number}"
-        assert agents.shadow is not None
-        assert agents.shadow.version.own
 
 
 def test_what_was_learned_alone_decides_where_the_federations_versions_do_harm() -> None:
@@ -454,10 +454,27 @@ def test_what_was_learned_alone_decides_where_the_federations_versions_do_harm()
         agents.compare(1, better=1.3)
     assert agents.decides == "o11", "the newest, not the one that was compared"
     accepted = next(order for order in agents.history if order.version.own)
-    assert accepted.version == own(2)
+    assert accepted.version == own(11), "the newest stands for what is learned alone"
     assert "of what decides, compared with it: it does harm: -23.1%" in accepted.why
     agents.learn_alone(12)
     assert agents.decides == "o12"
+
+
+def test_what_is_learned_alone_is_compared_as_it_is_now_and_each_version_is_asked() -> None:
+    """A version of twenty slots ago would speak for the federation; one replaced before it answers says nothing."""
+    agents = Agents(TWO_TRACKS)
+    for number in (2, 3, 4):
+        agents.learn_alone(number)
+    assert agents.shadow is not None
+    assert agents.shadow.version == own(2), "it was not asked yet"
+    agents.compare(1, better=1.0)
+    agents.learn_alone(5)
+    assert agents.shadow.version == own(5)
+    assert agents.comparison is not None
+    assert (agents.comparison.cases, agents.comparison.candidate.version) == (1, own(5))
+    agents.compare(9, better=1.0)
+    assert agents.shadow is None, "ten cases have been enough, whichever versions they were of"
+    assert agents.decides == "d0"
 
 
 def test_the_federations_versions_decide_again_once_they_do_no_harm() -> None:

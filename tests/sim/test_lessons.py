@@ -308,12 +308,14 @@ def gated(**lesson: Any) -> ExperimentConfig:
     return parse(ExperimentConfig, {**plain, "training": lesson}, "x")
 
 
-@pytest.mark.parametrize("promotion", [LOOKS_FIRST, OWN_TRACK], ids=["shadow", "own track"])
+@pytest.mark.parametrize(
+    ("promotion", "learning_rate"), [(LOOKS_FIRST, 0.01), (OWN_TRACK, 30.0)], ids=["shadow", "own track"]
+)
 def test_each_cluster_keeps_what_it_let_decide_also_through_an_interruption(
-    tmp_path: Path, promotion: dict[str, Any]
+    tmp_path: Path, promotion: dict[str, Any], learning_rate: float
 ) -> None:
     """A version that a cluster has refused must not come in with the next run, or with a restart of the training."""
-    recipe = recipe_of(lessons_of("x", gated(promotion=promotion), ["dl2"])[0])
+    recipe = recipe_of(lessons_of("x", gated(promotion=promotion, learning_rate=learning_rate), ["dl2"])[0])
     whole = Training(recipe)
     whole.run(3, lambda row, state: None)
     begun = Training(recipe)

@@ -31,8 +31,7 @@ REQUESTS_MAX = 32
 """Log requests that are answered at once for one controller."""
 CREDIT_S = 60.0
 """A reader that takes nothing for so long is given up."""
-BACKOFF_FIRST_S = 0.2
-BACKOFF_MAX_S = 5.0
+BACKOFF_S = (0.2, 5.0)
 """First and longest pause before a controller is called again."""
 JOIN_S = 5.0
 """How long `close` waits for each line's thread."""
@@ -117,7 +116,7 @@ class _Line:
         self._thread.join(JOIN_S)
 
     def _run(self) -> None:
-        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = Backoff(*BACKOFF_S)
         while not self._stopped.is_set():
             if self._attached():
                 backoff.reset()

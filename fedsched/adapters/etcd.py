@@ -30,8 +30,7 @@ PAGE_KEYS = 500
 """Keys that one request of a listing brings."""
 STREAM_S = 30.0
 """A watch is opened anew after this, from where it was: a stream that hangs silently costs no more than this."""
-BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 2.0
+BACKOFF_S = (0.05, 2.0)
 """First and longest pause before a watch that broke is opened again."""
 CLOSE_S = 10.0
 """How long `close` waits for a callback that still runs."""
@@ -230,7 +229,7 @@ class _EtcdWatch:
         self._lock = threading.Lock()
         self._stream: Any = None
         self._is_interrupted = False
-        self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        self._backoff = Backoff(*BACKOFF_S)
         self._thread = threading.Thread(target=self._run, name=f"watch {prefix}", daemon=True)
 
     def start(self) -> None:

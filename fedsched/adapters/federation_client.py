@@ -24,8 +24,7 @@ _log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
 """How often the hello is looked at anew; it is sent only when it changed."""
-BACKOFF_S_MIN = 0.2
-BACKOFF_S_MAX = 5.0
+BACKOFF_S = (0.2, 5.0)
 """First and longest pause before the aggregator is called again."""
 BACKOFF_REFUSED_S = 30.0
 """After a refusal that only people can resolve, by another version or configuration."""
@@ -130,7 +129,7 @@ class FederationClient:
         self._threads[0].join(2)
 
     def _keep_connected(self) -> None:
-        backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX)
+        backoff = Backoff(*BACKOFF_S)
         while not self._closing.is_set():
             began_s = time.monotonic()
             refusal = self._hold_stream()

@@ -295,7 +295,7 @@ class JobsClient:
         return from_message(Job, self._one(self._stub.Get, pb.GetRequest(job_id=job_id)))
 
     def list(self, live_only: bool = False, limit: int = 0) -> tuple[Job, ...]:
-        """All jobs by id, finished ones too; the newest `limit` of them if it is not 0."""
+        """Jobs in the order of submission, finished ones too; the newest `limit` of them if it is not 0."""
         reply = self._one(self._stub.List, pb.ListRequest(live_only=live_only, limit=limit))
         return tuple(from_message(Job, job) for job in reply.jobs)
 

@@ -16,7 +16,7 @@ from fedsched.runtime import keys, stored
 from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Entry, KeyChanged, Post, Snapshot, Store
 
-RETRY_S = (0.2, 2.0)
+BACKOFF_S = (0.2, 2.0)
 """First and longest pause before a job is read again while the store is away."""
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class AssignmentWatch:
                 self._post(CancelRequested(self._clock(), assignment.job_id))
 
     def _read(self, job_id: JobId) -> tuple[JobSpec, JobStatus] | None:
-        backoff = Backoff(*RETRY_S)
+        backoff = Backoff(*BACKOFF_S)
         while not self._closing.is_set():
             try:
                 return _job(self._store, job_id)

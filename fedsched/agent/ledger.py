@@ -16,8 +16,7 @@ from fedsched.runtime import codec, keys
 from fedsched.runtime.backoff import Backoff
 from fedsched.runtime.ports import Delete, Put, Store, ValueIs, Write
 
-BACKOFF_FIRST_S = 0.1
-BACKOFF_MAX_S = 2.0
+BACKOFF_S = (0.1, 2.0)
 """First and longest pause before a write is tried again."""
 
 PENDING_STEPS_MAX = 100
@@ -62,7 +61,7 @@ class StoreLedger:
         self._queue.put(None)
         self._thread.join(timeout_s)
         self._closing.set()
-        self._thread.join(BACKOFF_MAX_S)
+        self._thread.join(BACKOFF_S[1])
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -74,7 +73,7 @@ class StoreLedger:
 
     def _write(self, records: Sequence[SaveJob]) -> bool:
         writes = self._writes(records)
-        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
+        backoff = Backoff(*BACKOFF_S)
         while True:
             try:
                 committed = self._store.commit((self._guard,), writes)

@@ -52,7 +52,7 @@ from fedsched.runtime.versioning import NotHere, VersionLoop
 
 _log = logging.getLogger(__name__)
 
-RETRY_S = (0.2, 2.0)
+BACKOFF_S = (0.2, 2.0)
 """First and longest pause before an order is kept again while the store is away."""
 
 
@@ -230,7 +230,7 @@ class LiveVersions:
         writes: tuple[Write, ...] = (Put(key, codec.dumps(promotion)),)
         if is_new and promotion.seq > HISTORY_KEPT:
             writes += (Delete(keys.promotion(self._cluster, promotion.seq - HISTORY_KEPT)),)
-        backoff = Backoff(*RETRY_S)
+        backoff = Backoff(*BACKOFF_S)
         while True:
             try:
                 if self._store.commit(guards, writes).ok:

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """How often the core hears of the time when nothing happens."""
-SAVE_BACKOFF_S = (0.2, 5.0)
+BACKOFF_S = (0.2, 5.0)
 """First and longest pause between attempts to save a round while etcd is away."""
 
 
@@ -240,7 +240,7 @@ class Aggregator:
         return True
 
     def _save_patiently(self, record: RoundRecord, policy: PolicyRecord | None) -> bool:
-        backoff = Backoff(*SAVE_BACKOFF_S)
+        backoff = Backoff(*BACKOFF_S)
         while True:
             try:
                 self._policies.save(record, policy)

@@ -112,7 +112,7 @@ class BenchJob:
         return self._wait_for(JobExited)
 
     def ends_of_steps(self, attempt: int) -> dict[str, list[tuple[int, float]]]:
-        """Of each worker: its steps, and when each had ended."""
+        """Of each worker: its steps, and when each had ended, in seconds on the machine's monotonic clock."""
         result = {}
         for path in sorted(self.steps_dir.glob(f"*.{attempt}.txt")):
             lines = [line.split() for line in path.read_text().splitlines() if line.count(".") == 1]

@@ -97,6 +97,7 @@ class Lines(pb_grpc.AgentsServicer):
         Raises:
             Unreachable: the agent is not attached, or its line broke.
             Failed: the agent could not read it.
+            TimedOut: it said nothing for `ANSWER_S`, and there is nothing to follow.
         """
         with self._lock:
             line = self._lines.get(cluster)

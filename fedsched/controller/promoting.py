@@ -63,6 +63,7 @@ class Promoting:
 
         Raises:
             NotFound: there is no such cluster, or nothing decided before.
+            InvalidInput: what decided before was another policy.
             Conflict: another order came in between.
         """
         record = self._cluster(cluster)

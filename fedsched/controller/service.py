@@ -23,7 +23,7 @@ from fedsched.core.job import TERMINAL, JobPhase, JobSpec
 from fedsched.core.record import Record
 from fedsched.core.versions import VersionName
 from fedsched.core.views import Job
-from fedsched.errors import NotFound, Unreachable
+from fedsched.errors import InvalidInput, NotFound, Unreachable
 from fedsched.pb import jobs_pb2 as pb
 from fedsched.pb import jobs_pb2_grpc as pb_grpc
 from fedsched.runtime import codec, keys
@@ -67,8 +67,13 @@ class JobsService(pb_grpc.JobsServicer):
         return to_message(self._job(request.job_id), pb.Job)
 
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListReply:
-        """All jobs by id."""
+        """Jobs in the order of submission, the newest so many of them.
+
+        Raises:
+            InvalidInput: a negative number of them is asked for.
+        """
         self._ready()
+        _check(request.limit)
         jobs = {job.spec.job_id: job for job in ([] if request.live_only else self._history.jobs())}
         jobs |= {job.spec.job_id: job for job in self._cache.jobs()}
         wanted = [job for job in jobs.values() if not request.live_only or job.status.phase not in TERMINAL]
@@ -168,8 +173,13 @@ class JobsService(pb_grpc.JobsServicer):
         return pb.ClustersReply(clusters=[to_message(view, pb.Cluster) for view in self._cache.clusters()])
 
     def Rounds(self, request: pb.RoundsRequest, context: grpc.ServicerContext) -> pb.RoundsReply:
-        """The aggregator's rounds."""
+        """The aggregator's rounds, oldest first, the newest so many of them.
+
+        Raises:
+            InvalidInput: a negative number of them is asked for.
+        """
         self._ready()
+        _check(request.limit)
         return pb.RoundsReply(rounds=[_struct(record) for record in self._cache.rounds()[-request.limit :]])
 
     def Policies(self, request: pb.PoliciesRequest, context: grpc.ServicerContext) -> pb.PoliciesReply:
@@ -245,6 +255,11 @@ class JobsService(pb_grpc.JobsServicer):
 
     def _serving(self, context: grpc.ServicerContext) -> bool:
         return context.is_active() and not self._closing.is_set()
+
+
+def _check(limit: int) -> None:
+    if limit < 0:
+        raise InvalidInput(f"limit is {limit}; a number of the newest was expected, or 0 for all", "leave it out")
 
 
 def _closes() -> Unreachable:

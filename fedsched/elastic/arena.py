@@ -26,13 +26,21 @@ class Arena:
 
     @staticmethod
     def of_parameters(model: ModelSpec, handle: str = "") -> Arena:
-        """Values and optimiser state: somebody's, or, without a handle, this process' own."""
+        """Values and optimiser state: somebody's, or, without a handle, this process' own.
+
+        Raises:
+            OSError: there is no memory for it, or that process is gone.
+        """
         size_bytes = Layout.of(model).total_bytes
         return Arena(model, Segment.attach(handle) if handle else Segment.create("parameters", size_bytes))
 
     @staticmethod
     def of_gradients(model: ModelSpec, handle: str = "") -> Arena:
-        """One region that a worker's gradients are written to."""
+        """One region that a worker's gradients are written to.
+
+        Raises:
+            OSError: there is no memory for it, or that process is gone.
+        """
         size_bytes = Layout.of(model).region_bytes
         return Arena(model, Segment.attach(handle) if handle else Segment.create("gradients", size_bytes))
 
@@ -50,7 +58,11 @@ class Arena:
         return self._tensor(block, 1 + self.layout.keys.index(key))
 
     def whole(self, block: int, like: torch.Tensor) -> torch.Tensor:
-        """The tensor that begins with this block, all blocks of it together."""
+        """The tensor that begins with this block, all blocks of it together.
+
+        Args:
+            like: has the tensor's shape and type.
+        """
         return self._view(self.layout.span(block)[0], like.dtype, tuple(like.shape))
 
     def stretches(self, blocks: Sequence[int], regions: int = 1) -> Iterator[torch.Tensor]:
@@ -91,7 +103,12 @@ class Arena:
     # Streams.
 
     def read(self, blocks: Sequence[int], regions: Sequence[int] = (), gradients_of: str = "") -> Iterator[bytes]:
-        """The messages of a stream with these blocks."""
+        """The messages of a stream with these blocks.
+
+        Args:
+            regions: of each block, the region that is read; without them that of the values.
+            gradients_of: the worker whose gradients they are, if they are any.
+        """
         yield _pieces_message(pb.Pieces(blocks=blocks, regions=regions, gradients_of=gradients_of))
         with memoryview(self._map) as bytes_here:
             for first, last in _runs(self.layout.span(*piece) for piece in _located(blocks, regions)):

@@ -46,7 +46,11 @@ class Segment:
 
     @staticmethod
     def create(name: str, size_bytes: int) -> Segment:
-        """A new one, full of zeros; `name` is for people who look into /proc."""
+        """A new one, full of zeros; `name` is for people who look into /proc.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
         descriptor = os.memfd_create(f"fedsched-{name}", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, max(1, size_bytes))
         return Segment(descriptor, max(1, size_bytes))

@@ -65,7 +65,15 @@ def _plain(value: Any) -> Any:
 
 
 def build(name: str, groups: Hyperparameters, parameters: Sequence[Sequence[torch.nn.Parameter]]) -> Optimizer:
-    """The optimiser again, over some of the parameters of each group."""
+    """The optimiser again, over some of the parameters of each group.
+
+    Args:
+        name: as `name_of` gives it.
+        parameters: of each group, those that are here.
+
+    Raises:
+        ImportError, AttributeError: this process cannot import it.
+    """
     module, _, kind_name = name.partition(":")
     kind: Any = importlib.import_module(module)
     for part in kind_name.split("."):

@@ -24,6 +24,8 @@ class Reduction:
     """One worker's copy of the parameters and its place in the groups of workers, one group for each plan.
 
     Args:
+        task: this worker's name.
+        wait_s: longest wait for the others in one exchange, in seconds.
         host: where the other workers reach this one.
     """
 

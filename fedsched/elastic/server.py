@@ -61,6 +61,10 @@ class ParameterServer:
 
     Threads: gRPC's handlers, the attendance thread (`see`) and the main thread (`run`), which carries out what plans
     ask for. All state is guarded by one condition.
+
+    Args:
+        wait_s: longest wait of a call for others, in seconds.
+        report: changes and sends this server's report to the coordinator; called with a function that changes it.
     """
 
     def __init__(self, task: str, checkpoint_dir: Path, wait_s: float, report: Callable[..., None]) -> None:

@@ -23,7 +23,12 @@ def encode(block: int, tensor: torch.Tensor, key: str = "") -> pb.Tensor:
 
 
 def decode(message: pb.Tensor) -> torch.Tensor:
-    """A tensor of its own, which may be changed."""
+    """A tensor of its own, which may be changed, in the message's shape.
+
+    Raises:
+        ValueError: there is no such type.
+        RuntimeError: the bytes do not fill the shape.
+    """
     dtype = getattr(torch, message.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{message.dtype!r} is no type of tensor")
@@ -33,13 +38,21 @@ def decode(message: pb.Tensor) -> torch.Tensor:
 
 
 def encode_sparse(block: int, gradient: torch.Tensor) -> list[pb.Tensor]:
-    """A coalesced gradient of few rows as two messages."""
+    """A gradient of few rows as two messages: their numbers, of shape (rows,), and their values, (rows, *rest).
+
+    Args:
+        gradient: sparse in its first dimension only, and coalesced.
+    """
     rows = gradient.indices()[0]
     return [encode(block, rows, "indices"), encode(block, gradient.values(), "values")]
 
 
 def sparse_of(messages: Iterable[pb.Tensor], model: ModelSpec) -> dict[int, torch.Tensor]:
-    """Gradients of few rows by block."""
+    """Gradients of few rows by block, each in the block's own shape, as `encode_sparse` sent them.
+
+    Raises:
+        ValueError, RuntimeError: see `decode`.
+    """
     told: dict[int, dict[str, torch.Tensor]] = {}
     for message in messages:
         told.setdefault(message.block, {})[message.key] = decode(message)

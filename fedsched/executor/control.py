@@ -14,7 +14,7 @@ from fedsched.core.ids import TaskName
 from fedsched.pb import training_pb2, training_pb2_grpc
 from fedsched.runtime.backoff import Backoff
 
-RETRY_S = (0.1, 2.0)
+BACKOFF_S = (0.1, 2.0)
 """First and longest wait before a broken stream of reports is asked for again."""
 AGAIN_S = 1.0
 """Between two questions to a coordinator that has not answered."""
@@ -90,7 +90,7 @@ class Control:
             self._thread.join(5.0)
 
     def _follow(self) -> None:
-        backoff = Backoff(*RETRY_S)
+        backoff = Backoff(*BACKOFF_S)
         while not self._closed.is_set():
             try:
                 self._stream = self._stub.Follow(training_pb2.FollowRequest())

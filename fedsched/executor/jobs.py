@@ -87,11 +87,12 @@ class JobExecutor:
         """Let go of the jobs: they keep running."""
         self._inbox.put(None)
         self._thread.join(CLOSE_S)
-        for driver in self._drivers.values():
+        drivers = list(self._drivers.values())
+        for driver in drivers:
             driver.let_go()
         self._context.tasks.close()
         until_s = time.monotonic() + CLOSE_S
-        for driver in self._drivers.values():
+        for driver in drivers:
             driver.join(max(0.0, until_s - time.monotonic()))
 
     def taken(self, spec: JobSpec) -> JobSpec:

@@ -38,7 +38,7 @@ ASK_S = 20.0
 """Longest wait for an answer of the API server."""
 WATCH_S = 300
 """After so long a watch is asked for anew: a connection that died silently must not be trusted for ever."""
-AGAIN_S = (0.5, 15.0)
+BACKOFF_S = (0.5, 15.0)
 """First and longest pause between two tries to reach the API server."""
 NAME_MAX = 63
 """Names of pods become names of hosts, which are no longer than this."""
@@ -306,7 +306,7 @@ class KubernetesTasks(Shepherded):
         }
 
     def _follow(self) -> None:
-        backoff = Backoff(*AGAIN_S)
+        backoff = Backoff(*BACKOFF_S)
         while not self._closing.is_set():
             try:
                 version = self._list()

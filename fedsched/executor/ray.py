@@ -32,7 +32,7 @@ REACH_S = 60.0
 """How long a new driver may take to reach the cluster's head."""
 ASK_S = 30.0
 """Longest wait until Ray has taken a task."""
-AGAIN_S = (1.0, 30.0)
+BACKOFF_S = (1.0, 30.0)
 """First and longest wait before a driver that ended is started anew."""
 LEAVE_S = 5.0
 """How long a driver may take to end by itself."""
@@ -152,7 +152,7 @@ class RayTasks(Shepherded):
                 _log.warning("the process that talks to Ray does not listen: %s", problem)
 
     def _keep_driver(self) -> None:
-        backoff = Backoff(*AGAIN_S)
+        backoff = Backoff(*BACKOFF_S)
         while not self._closing.is_set():
             began_s = time.monotonic()
             try:
@@ -161,7 +161,7 @@ class RayTasks(Shepherded):
                 _log.error("no process that talks to Ray could be started: %s", problem)
             if self._closing.is_set():
                 return
-            if time.monotonic() - began_s > 2 * AGAIN_S[1]:
+            if time.monotonic() - began_s > 2 * BACKOFF_S[1]:
                 backoff.reset()
             wait_s = backoff.pause_s()
             _log.warning("the process that talks to Ray has ended; the next one begins in %.1f s", wait_s)

@@ -668,7 +668,7 @@ class ListReply(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]:
-        """by id"""
+        """in the order of submission"""
 
     def __init__(
         self,

@@ -478,6 +478,16 @@ def test_policies_and_rounds_are_shown_as_the_aggregator_wrote_them(store: Memor
     assert client.rounds(limit=1) == (record,)
 
 
+def test_a_negative_number_of_the_newest_is_refused(client: JobsClient, spec: JobSpec) -> None:
+    """It gave all but the oldest so many, which nobody asks for; and jobs come in the order of their submission."""
+    ids = [submitted(client, spec) for _ in range(12)]
+    assert [job.spec.job_id for job in client.list()] == ids
+    assert [job.spec.job_id for job in client.list(limit=2)] == ids[-2:]
+    for ask in (client.list, client.rounds):
+        with pytest.raises(InvalidInput, match="limit is -1"):
+            ask(limit=-1)
+
+
 def test_only_one_controller_leads_and_the_others_serve(
     store: MemoryStore, start_controller: StartController, spec: JobSpec
 ) -> None:

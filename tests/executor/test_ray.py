@@ -23,7 +23,7 @@ def test_a_driver_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full disk at that moment ended the thread: from then on the agent never spoke to Ray again."""
-    monkeypatch.setattr(back_end, "AGAIN_S", (0.1, 0.5))
+    monkeypatch.setattr(back_end, "BACKOFF_S", (0.1, 0.5))
     place = tmp_path / "root"
     place.write_text("in the way, as a full disk is")
     tasks = RayTasks(NOWHERE, place / "ray.log")

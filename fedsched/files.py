@@ -111,8 +111,10 @@ def refuse_clashes(read: Iterable[Path], written: Iterable[Path]) -> None:
     Raises:
         InvalidInput: a folder is missing or stands in a file's place, or two of the files are one.
     """
-    taken = {path.resolve(): path for path in read}
+    taken = {path.resolve(): path for path in read if not _is_loop(path)}
     for path in written:
+        if _is_loop(path):
+            raise InvalidInput(f"{path} is a link that leads back to itself", "remove it, or name another file")
         if not path.parent.is_dir():
             raise InvalidInput(f"there is no folder {path.parent} to write {path.name} to", "make it, or name another")
         if path.is_dir():
@@ -171,6 +173,14 @@ def sync_folder(path: Path) -> None:
 
 def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
+
+
+def _is_loop(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as problem:
+        return problem.errno == errno.ELOOP
+    return False
 
 
 def _beside(path: Path) -> Path:

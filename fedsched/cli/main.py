@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (see fedsched/errors.py)."""
     import click
 
+    _open_streams()
     try:
         result = app(args=arguments, standalone_mode=False)
         sys.stdout.flush()
@@ -86,6 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"[FS000] this should not have happened: {type(problem).__name__}: {problem}\n")
         sys.stderr.write(f"  try: report it with {_write_down(traceback.format_exc())}\n")
         return 1
+
+
+def _open_streams() -> None:
+    """Whoever starts a command without a standard stream wants to hear nothing; else the next file that is opened
+    would take its place, and a library's word would end up in it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # for as long as the process lives
 
 
 def _tell(problem: FedschedError) -> int:

@@ -6,7 +6,7 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -164,6 +164,12 @@ def write_log(path: Path, rows: Sequence[Row]) -> None:
     write_whole(path, text.getvalue().encode())
 
 
+def say(line: str) -> None:
+    """A line for whoever watches; that nobody can any more ends no training."""
+    with suppress(OSError):
+        typer.echo(line, err=True)
+
+
 # --- What is shown -----------------------------------------------------------------------------------------------
 
 
@@ -239,7 +245,7 @@ class _Lines:
     def show(self, rows: Sequence[Row]) -> None:
         """So many there are now."""
         for row in rows[self._told :]:
-            typer.echo(self._view.line(row), err=True)
+            say(self._view.line(row))
         self._told = len(rows)
 
 

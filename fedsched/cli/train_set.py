@@ -20,6 +20,7 @@ from fedsched.cli.teaching import (
     experiments_and_file,
     goes_on,
     look_around,
+    say,
     shown,
     write_log,
 )
@@ -104,9 +105,6 @@ def train_set(
 
     shares = given or [SIZES] * len(experiments)
 
-    def tell(line: str) -> None:
-        typer.echo(line, err=True)
-
     grounds = [
         Ground.of(name.stem, experiment, share)
         for name, experiment, share in zip(experiments, trained_on, shares, strict=True)
@@ -138,7 +136,7 @@ def train_set(
     with at_work(place):
         on = goes_on(place, resume=resume, restart=restart)
         begun = training_state.load(place.state, recipe) if on else None
-        teaching = _teaching(grounds, teacher, teacher_checkpoint, tell) if begun is None else None
+        teaching = _teaching(grounds, teacher, teacher_checkpoint, say) if begun is None else None
         looks = 2 + -(-improvements // plan.check_every) * 2  # at most: after a step back the old weights count again
         with training_state.taken_apart():
             looked = 0 if begun is None else len(begun.rest["curve"])
@@ -161,7 +159,7 @@ def train_set(
                 begun=begun,
                 judge=judging,
                 keep=keep,
-                tell=tell,
+                tell=say,
             )
         # It may have been missed by a training that was killed after its last look.
         write_log(place.log, _rows(cases, [one.stem for one in judges], result.curve))

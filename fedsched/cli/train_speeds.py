@@ -20,6 +20,7 @@ from fedsched.cli.teaching import (
     experiments_and_file,
     goes_on,
     look_around,
+    say,
     shown,
     write_log,
 )
@@ -99,8 +100,7 @@ def speeds(
             learned, over = train(experiments, exploring, seed=seed, runs=runs, known=known, done=done, keep=keep)
         write_log(place.log, _rows(over))  # it may have been missed by a training that was killed after its last run
         seeds = range(experiments[0].seed, experiments[0].seed + held_out)
-        tell = lambda line: typer.echo(line, err=True)  # noqa: E731
-        judged = judge(experiments[0], learned, options, seeds, tell) if held_out else ()
+        judged = judge(experiments[0], learned, options, seeds, say) if held_out else ()
         command = (
             f"fedsched train speeds {' '.join(source.name for source in sources)} FILE --seed {seed} --runs {runs} "
             f"--explore {explore:g}{f' --from {start.name}' if start else ''}"

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsched.cli.output import Format, Output, emit, table
-from fedsched.cli.teaching import File, Place, Restart, Resume, View, at_work, goes_on, look_around, shown, write_log
+from fedsched.cli.teaching import (
+    File,
+    Place,
+    Restart,
+    Resume,
+    View,
+    at_work,
+    goes_on,
+    look_around,
+    say,
+    shown,
+    write_log,
+)
 
 if TYPE_CHECKING:
     from fedsched.sim.training import Row
@@ -65,7 +77,7 @@ def supervised(
                 write_log(place.log, rows)
                 show(rows)
 
-            result = warm_up(plan, command, begun=begun, keep=keep, tell=lambda line: typer.echo(line, err=True))
+            result = warm_up(plan, command, begun=begun, keep=keep, tell=say)
         write_log(place.log, result.rows)  # it may have been missed by a training that was killed after its last step
         result.checkpoint.save(file)
     values = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,3 +134,31 @@ def test_a_state_that_is_whole_and_yet_not_what_a_training_needs_is_told_as_dama
         assert told.err.splitlines()[-2].startswith("[FS301] "), (name, told.err)
         assert "--restart" in told.err
         assert made(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "loop.safetensors", "folder.safetensors"])
+def test_a_name_that_no_file_can_have_is_refused_before_any_work(name: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    before = sorted(tmp_path.iterdir())
+    file = str(tmp_path / name) if name.endswith("s") else name
+    for mode in ("supervised", "speeds", "online"):
+        arguments = command(mode, tmp_path)
+        told = run(*(file if one.endswith("f.safetensors") else one for one in arguments))
+        assert (told.code, told.err[:8]) == (2, "[FS100] "), told.err
+    assert sorted(path for path in tmp_path.iterdir() if path.suffix != ".yaml") == before
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_training_that_nobody_watches_any_more_ends_with_its_files(closed: int, tmp_path: Path) -> None:
+    """A pager that was left, a terminal that is gone: hours of work must not end for a line that nobody reads. A stream
+    that was never open must not be taken by a file that a library then writes into."""
+    arguments = [sys.executable, "-m", "fedsched.cli.main", *command("speeds", tmp_path)]
+    with open("/dev/full", "wb") as full:
+        streams: Any = {"stdout": full if closed == 2 else subprocess.DEVNULL, "stderr": full}
+        subprocess.run(arguments, **streams, preexec_fn=lambda: os.close(closed), timeout=120)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("f.")) == [
+        "f.csv",
+        "f.safetensors",
+        "f.state",
+    ]

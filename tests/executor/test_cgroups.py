@@ -15,7 +15,7 @@ from fedsched.executor.cgroups import below, candidates
 from tests.executor.cluster import Cluster, placement
 
 ROOT = Path(__file__).parents[2]
-PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/executor/cgrouped.py"]
+PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--noconftest", "tests/executor/cgrouped.py"]
 INIT = """#!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sys /sys

@@ -74,6 +74,9 @@ DecisionMax = Annotated[
 ]
 Output = Annotated[Form, typer.Option("-o", "--output", help="How to show the result.")]
 
+OF_TRACES = ("form", "nodes", "gpus_per_node", "clock", "slot_length", "placement")
+"""Parameters of `fedsched sim run` that say what a trace's file does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -107,6 +110,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    ctx: typer.Context,
     file: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT]", help="The experiment's YAML file.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Run this trace instead of an experiment.")] = None,
     form: Annotated[TraceFormat, typer.Option("--format", help="The trace's format.")] = TraceFormat.CSV,
@@ -144,6 +148,7 @@ def run(
             f"an experiment's file or --trace was expected, one of them; {given} is given", "fedsched sim run --help"
         )
     if file is not None:
+        _refuse_options_of_traces(ctx)
         plan = _adjusted(_plan(file), policies, seeds, seed, decision_s_max)
     else:
         assert trace is not None
@@ -153,6 +158,21 @@ def run(
 
     files = Files(per_job, parquet, html)
     carry_out([plan], files, engine=engine.value, workers=workers, check=check, as_json=output is Form.JSON)
+
+
+def _refuse_options_of_traces(ctx: typer.Context) -> None:
+    """An experiment's file says itself what these would say; ignored, they would be taken for what was simulated."""
+    from click.core import ParameterSource
+
+    from fedsched.errors import InvalidInput
+
+    for param in ctx.command.params:
+        name = str(param.name)
+        if name in OF_TRACES and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise InvalidInput(
+                f"{param.opts[0]} is for a run of a --trace; an experiment's file is given",
+                "leave it out, or say so in the experiment",
+            )
 
 
 def _trace_plan(

@@ -107,6 +107,16 @@ def test_a_comparison_is_made_seed_by_seed(run: Run, tiny: str, tmp_path: Path) 
     assert "against drf in tiny, seed by seed:" in shown
 
 
+@pytest.mark.parametrize(
+    "option", ["--format itp", "--nodes 4", "--clock slots", "--slot-length 9", "--placement nodes"]
+)
+def test_options_of_traces_are_refused_with_an_experiment(run: Run, tiny: str, option: str) -> None:
+    """Ignored, they would be taken for what was simulated; given as they are by default, too."""
+    refused = run("sim", "run", tiny, *option.split())
+    assert refused.code == 2
+    assert f"{option.split()[0]} is for a run of a --trace; an experiment's file is given" in refused.err
+
+
 def test_one_seed_has_no_interval(run: Run, tiny: str) -> None:
     row = run("sim", "run", tiny, "--seeds", "1", "--policy", "drf").out.splitlines()[1]
     assert row.split()[3] == "-"

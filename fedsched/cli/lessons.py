@@ -37,7 +37,8 @@ def give_lessons(
     ]
     if not lessons:
         return ()
-    typer.echo(f"{len(lessons)} trainings come first", err=True)
+    first = "1 training comes" if len(lessons) == 1 else f"{len(lessons)} trainings come"
+    typer.echo(f"{first} first", err=True)
     with progress(len(lessons), "trainings") as told:
         return make_all(teach, lessons, untaught, engine=engine, workers=workers, told=told)
 

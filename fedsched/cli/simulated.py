@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -124,7 +124,8 @@ def carry_out(
             print(json.dumps(plain, indent=2))
         else:
             summaries = summarise(runs)
-            _show(summaries, with_names=len(plans) > 1)
+            at_slots = {plan.name for plan in plans if plan.experiment.clock == "slots"}
+            _show(summaries, with_names=len(plans) > 1, at_slots=at_slots)
             show_federations(runs)
             show_lessons(plans, taught)
             show_by_cluster(plans, summaries)
@@ -245,29 +246,33 @@ def _plain(runs: Sequence[RunResult], compared: Sequence[Difference], *, paired:
     return told
 
 
-def _show(summaries: Sequence[Summary], *, with_names: bool) -> None:
-    """SLOTS is the same JCT in slots, as claims tell it: for policies that decide at slots only."""
-    head = ["POLICY", "SEEDS", "JCT", "95% INTERVAL", "SLOTS", "MAKESPAN", "UTILISED", "RESIZES", "FALLBACKS"]
-    columns = (*head, "UNFINISHED")
-    rows = [
-        (
-            item.arm.policy,
-            item.seeds,
-            item.jct_s and f"{item.jct_s.mean:.1f}s",
-            item.jct_s and _bounds(item.jct_s),
-            None if item.jct_slots is None else f"{item.jct_slots:.2f}",
-            None if item.makespan_s is None else f"{item.makespan_s:.1f}s",
-            f"{item.utilisation:.0%}",
-            f"{item.resizes:.1f}",
-            item.fallbacks,
-            item.unfinished,
-        )
-        for item in summaries
-    ]
-    if with_names:
-        columns = ("EXPERIMENT", *columns)
-        rows = [(item.arm.experiment, *row) for item, row in zip(summaries, rows, strict=True)]  # type: ignore[misc]
-    table(columns, rows)
+def _show(summaries: Sequence[Summary], *, with_names: bool, at_slots: Collection[str]) -> None:
+    """A line per policy.
+
+    Args:
+        summaries: of the policies.
+        with_names: tell of which experiment each is.
+        at_slots: names of experiments whose decisions fall on slots; of them SLOTS tells JCT as claims do.
+    """
+    columns = {
+        "EXPERIMENT": [item.arm.experiment for item in summaries] if with_names else None,
+        "POLICY": [item.arm.policy for item in summaries],
+        "SEEDS": [item.seeds for item in summaries],
+        "JCT": [item.jct_s and f"{item.jct_s.mean:.1f}s" for item in summaries],
+        "95% INTERVAL": [item.jct_s and _bounds(item.jct_s) for item in summaries],
+        "SLOTS": [_slots(item, at_slots) for item in summaries] if at_slots else None,
+        "MAKESPAN": [None if item.makespan_s is None else f"{item.makespan_s:.1f}s" for item in summaries],
+        "UTILISED": [f"{item.utilisation:.0%}" for item in summaries],
+        "RESIZES": [f"{item.resizes:.1f}" for item in summaries],
+        "FALLBACKS": [item.fallbacks for item in summaries],
+        "UNFINISHED": [item.unfinished for item in summaries],
+    }
+    shown = {name: cells for name, cells in columns.items() if cells is not None}
+    table(tuple(shown), zip(*shown.values(), strict=True))
+
+
+def _slots(item: Summary, at_slots: Collection[str]) -> str | None:
+    return None if item.jct_slots is None or item.arm.experiment not in at_slots else f"{item.jct_slots:.2f}"
 
 
 def _show_differences(compared: Sequence[Difference]) -> None:

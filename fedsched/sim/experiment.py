@@ -350,6 +350,12 @@ class ExperimentConfig(Tree):
         unknown = [label for label in self.training.policies if label not in self.policies]
         if unknown:
             raise ValueError(f"training.policies names {', '.join(unknown)}; policies are {', '.join(self.policies)}")
+        for label in self.training.policies:
+            name = self.policies[label].name
+            if name not in COMBINED:
+                raise ValueError(
+                    f"training.policies names {label}, which is {name} and learns nothing; {', '.join(COMBINED)} do"
+                )
         if len(self.clusters) > 1 and self.federation is None:
             raise ValueError(
                 f"training is about {len(self.clusters)} clusters, which are taught together; "

@@ -290,6 +290,16 @@ def test_jobs_that_fit_nowhere_are_told_before_the_run(run: Run, tmp_path: Path)
     assert "1 jobs fit on no cluster and will wait for ever, the first of them large" in result.err
 
 
+def test_completion_is_told_in_slots_where_decisions_fall_on_slots_only(run: Run, tmp_path: Path) -> None:
+    """Claims are told in slots; a trace that is decided at every event has none."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("job_id,num_gpu,submit_s,duration_s\none,1,0,360\n")
+    exact, slots = (run("sim", "run", "--trace", str(trace), "--clock", clock).out for clock in ("exact", "slots"))
+    assert "SLOTS" not in exact
+    head, row = slots.splitlines()
+    assert row[head.index("SLOTS") :].split()[0] == "1.00"
+
+
 def test_a_policy_that_ends_the_process_ends_its_run_only(run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that were made before it are somebody's night of work."""
 

@@ -109,6 +109,7 @@ def test_a_policy_runs_with_what_it_was_taught_and_learns_no_more() -> None:
     ("changes", "expected"),
     [
         ({"policies": {"nobody": {}}}, "training.policies names nobody; policies are dl2, plain, same, drf"),
+        ({"policies": {"drf": {}}}, "training.policies names drf, which is drf and learns nothing; dl2, learned_speed"),
         ({"start": "builtin"}, "`start: scratch` was expected with it"),
         ({"policies": {"dl2": {"together": 2}}}, "together is given, and there is no section `federation`"),
         ({"policies": {"dl2": {"half_after": 2}}}, "half_after is given, and there is no section `federation`"),

@@ -40,6 +40,8 @@ WATCH_S = 300
 """After so long a watch is asked for anew: a connection that died silently must not be trusted for ever."""
 BACKOFF_S = (0.5, 15.0)
 """First and longest pause between two tries to reach the API server."""
+TRIES_MAX = 12
+"""So often a request is made before it is given up: for about two minutes."""
 NAME_MAX = 63
 """Names of pods become names of hosts, which are no longer than this."""
 GONE = 410
@@ -219,15 +221,29 @@ class KubernetesTasks(Shepherded):
         self._api.delete_namespaced_pod(name, self._options.namespace, **grace, _request_timeout=ASK_S)
 
     def _do_work(self) -> None:
-        """Requests that nobody waits for."""
+        """Requests that nobody waits for, one after the other: what keeps one from being served keeps all of them."""
         while (request := self._work.get()) is not None:
+            self._carry_out(request)
+
+    def _carry_out(self, request: Callable[[], object]) -> None:
+        """Deletions, all of them: what has gone is fine, and what is not asked again stays there for good."""
+        backoff = Backoff(*BACKOFF_S)
+        for _ in range(TRIES_MAX):
             try:
                 request()
+                return
             except client.ApiException as problem:
-                if problem.status != 404:
-                    _log.warning("Kubernetes refused a request: %s", _words(problem))
+                if problem.status == 404:
+                    return
+                why = _words(problem)
+                if not _may_pass(problem):
+                    break
             except urllib3.exceptions.HTTPError as problem:
-                _log.warning("Kubernetes does not answer: %s", problem)
+                why = str(problem)
+            _log.warning("Kubernetes does not serve a request, trying again: %s", why)
+            if self._closing.wait(backoff.pause_s()):
+                return
+        _log.error("Kubernetes did not serve a request: %s", why)
 
     def _labels(self, attempt: Attempt) -> dict[str, str]:
         return {
@@ -438,9 +454,14 @@ def _refusal(order: TaskOrder, problem: client.ApiException | urllib3.exceptions
             f"{order.task} could not be started: no answer from Kubernetes: {problem}",
             "see whether `kubectl get nodes` answers",
         )
-    kind = MachineTrouble if problem.status in (0, 429) or problem.status >= 500 else StartFailed
+    kind = MachineTrouble if _may_pass(problem) else StartFailed
     why = f"{order.task} could not be started: Kubernetes refused it: {_words(problem)}"
     return kind(why, "see `kubectl get events`, or ask who looks after the cluster")
+
+
+def _may_pass(problem: client.ApiException) -> bool:
+    """Whether the API server, and not what is asked of it, is the trouble."""
+    return problem.status in (0, 429) or problem.status >= 500
 
 
 def _words(problem: client.ApiException) -> str:

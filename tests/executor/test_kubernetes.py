@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,22 @@ def test_a_job_goes_on_while_the_api_server_is_away(cluster: Cluster, kubernetes
 
     assert set(before) == {"coordinator", "worker-0", "ps-0"}
     assert exited.reason is Reason.PREEMPTED, exited
+
+
+def test_a_deletion_is_not_lost_while_the_api_server_is_away(
+    cluster: Cluster, kubernetes: OnKubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was to be deleted in that moment, a job's service say, stayed in the cluster for good."""
+    cluster.start(cluster.spec(), placement(1, 1))
+    cluster.wait_for(JobStarted)
+    tasks = cluster.executor._context.tasks
+
+    with kubernetes.kube.away():
+        tasks.signal([cluster.record("worker-0")], signal.SIGKILL)
+        eventually(lambda: "does not serve a request, trying again" in caplog.text, "it is refused")
+    exited = cluster.wait_for(JobExited)
+
+    assert exited.message.startswith("worker-0 "), exited
 
 
 GPU = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 
 from opentelemetry.trace import Span
 
@@ -19,6 +19,9 @@ from fedsched.learn.learner import ClusterLearner
 from fedsched.policy import guardrail
 from fedsched.policy.learnable import Learnable
 from fedsched.runtime.ports import Post
+
+QUESTIONS_MAX = 16
+"""Slots that may wait for a policy that is still busy with an older one; each holds all that it would be shown."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class DecidingPolicy:
         self._learner = learner
         self._shadow = shadow
         self._clock = clock
-        self._questions: queue.Queue[AskPolicy | None] = queue.Queue()
+        self._questions: queue.Queue[AskPolicy | None] = queue.Queue(QUESTIONS_MAX)
         self._lock = threading.Lock()
         self._watchdogs: dict[int, threading.Timer] = {}
         self.last_span = ""
@@ -71,7 +74,8 @@ class DecidingPolicy:
         with self._lock:
             self._watchdogs[slot] = watchdog
         watchdog.start()
-        self._questions.put(question)
+        with suppress(queue.Full):  # then it hangs, and the fallback answers at the deadline
+            self._questions.put_nowait(question)
 
     def reward(self, reward: RewardSlot) -> None:
         """Tell the learner what a slot brought."""
@@ -84,7 +88,8 @@ class DecidingPolicy:
             for watchdog in self._watchdogs.values():
                 watchdog.cancel()
             self._watchdogs.clear()
-        self._questions.put(None)
+        with suppress(queue.Full):
+            self._questions.put_nowait(None)
         self._thread.join(self._decision_s_max)
 
     def _run(self) -> None:

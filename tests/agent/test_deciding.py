@@ -6,13 +6,14 @@ import queue
 import threading
 from collections.abc import Callable
 
-from fedsched.agent.deciding import DecidingPolicy
+from fedsched.agent.deciding import QUESTIONS_MAX, DecidingPolicy
 from fedsched.core.commands import AskPolicy
 from fedsched.core.decision import Budget, Decision, Observation
 from fedsched.core.events import Event, PolicyDecided
 from fedsched.policy.registry import heuristic
 from tests.core.test_placement import view
 from tests.core.world import node
+from tests.waiting import eventually
 
 WAIT_S = 10.0
 
@@ -65,6 +66,22 @@ def test_a_policy_that_is_late_is_replaced_by_the_heuristic_and_its_late_answer_
     let_go.set()
     port.close()
     assert events.empty()
+
+
+def test_a_policy_that_hangs_for_good_costs_no_slot_and_no_memory() -> None:
+    """Each slot's whole view of the cluster was kept for it, week after week."""
+    events: queue.Queue[Event] = queue.Queue()
+    let_go = threading.Event()
+    port = DecidingPolicy(events.put, Slow(let_go.wait), heuristic("drf"), decision_s_max=0.05)
+    for slot in range(4 * QUESTIONS_MAX):
+        port.ask(question(slot))
+        assert decided(events).slot == slot
+    assert port._questions.qsize() <= QUESTIONS_MAX
+    let_go.set()
+    eventually(port._questions.empty, "what is over is passed over")
+    port.ask(question(100))
+    assert decided(events).slot == 100
+    port.close()
 
 
 def test_a_policy_that_fails_is_replaced_and_the_reason_is_told() -> None:

@@ -72,3 +72,26 @@ def test_a_new_transition_with_an_unusual_reward_comes_first() -> None:
     replay.add([sample(7)], rewards=[50.0])
     drawn = np.concatenate([replay.draw(3, Random(seed)).rewards for seed in range(50)])
     assert (drawn == 50.0).mean() == pytest.approx(1 / 3, abs=0.05)
+
+
+def test_priorities_and_their_weights_are_those_of_a_sum_on_paper() -> None:
+    """Rewards 4, 8 and 1 come when the means are 0, 4 and 6: priorities 4, 4 and, at least, 1.
+
+    Of the sum 9 each draw has a third: the first falls on the first transition, the last on the second or the third.
+    The least likely one counts whole, the others 4^-beta, and beta grows by 0.0001 a batch until it is 1.
+    """
+    replay = Replay(SHAPE, 4)
+    for mark, reward in enumerate([4.0, 8.0, 1.0]):
+        replay.add([sample(mark)], [reward])
+    beta, drawn = 0.1, set()
+    for seed in range(50):
+        batch = replay.draw(3, Random(seed))
+        expected = np.where(batch.indices == 2, 1.0, 4**-beta)
+        assert batch.weights == pytest.approx(expected, rel=1e-6)
+        assert batch.indices[0] == 0
+        drawn.update(batch.indices[2:].tolist())
+        beta += 1e-4
+    assert drawn == {1, 2}
+    for seed in range(9000):
+        replay.draw(1, Random(seed))
+    assert {round(float(weight), 6) for weight in replay.draw(3, Random(1)).weights} <= {0.25, 1.0}

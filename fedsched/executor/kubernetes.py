@@ -332,7 +332,7 @@ class KubernetesTasks(Shepherded):
                 if problem.status != GONE:  # then too much has happened since: list again, at once
                     _log.warning("Kubernetes refused to list pods: %s", _words(problem))
                     self._closing.wait(backoff.pause_s())
-            except (urllib3.exceptions.HTTPError, OSError) as problem:
+            except (urllib3.exceptions.HTTPError, OSError, ValueError) as problem:  # cut off, or no JSON any more
                 _log.warning("the watch of Kubernetes broke off: %s", problem)
                 self._closing.wait(backoff.pause_s())
 

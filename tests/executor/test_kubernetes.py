@@ -112,6 +112,30 @@ def test_a_job_goes_on_while_the_api_server_is_away(cluster: Cluster, kubernetes
     assert exited.reason is Reason.PREEMPTED, exited
 
 
+def test_a_watch_that_brings_what_nobody_can_read_begins_anew(
+    cluster: Cluster, kubernetes: OnKubernetes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A proxy that cuts a line in two ended the watch's thread: from then on no end of a task was ever seen."""
+    cluster.start(cluster.spec(), placement(1, 1))
+    cluster.wait_for(JobStarted)
+    tasks: Any = cluster.executor._context.tasks
+    usual, torn = tasks._watch.stream, iter(['{"type": "MODIFIED", "obj'])
+
+    def stream(*arguments: Any, **more: Any) -> Any:
+        for line in torn:
+            json.loads(line)
+        return usual(*arguments, **more)
+
+    monkeypatch.setattr(tasks._watch, "stream", stream)
+    with kubernetes.kube.away():
+        eventually(lambda: "refused to list pods" in caplog.text, "the watch has ended")
+    eventually(lambda: "the watch of Kubernetes broke off: Unterminated string" in caplog.text, "it is cut off")
+    mark = cluster.mark()
+    kubernetes.preempt(cluster, "worker-0")
+
+    assert cluster.wait_for(JobExited, after=mark).reason is Reason.PREEMPTED
+
+
 def test_a_deletion_is_not_lost_while_the_api_server_is_away(
     cluster: Cluster, kubernetes: OnKubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:

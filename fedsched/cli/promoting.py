@@ -114,13 +114,18 @@ def shadow(
         )
     with connect(server) as client:
         named = None if stop else _named(version, checkpoint, policy)
+        # Of all clusters, because among those one that cannot be read is left out, and keeps no other from beginning.
+        compared = [
+            item.candidate.version for item in client.comparisons("") if item.cluster == cluster and item.running
+        ]
         candidate = client.shadow(cluster, named, user(), accept)
     if not emit({"cluster": cluster, "candidate": candidate}, output, [f"cluster/{cluster}"]):
         if candidate is None:
             print(f"nothing runs in the shadow of {cluster} any more")
         else:
+            instead = "".join(f" in place of {other}" for other in compared if str(other) != str(candidate.version))
             print(
-                f"{candidate.version} is to decide in the shadow of {cluster}; "
+                f"{candidate.version} is to decide in the shadow of {cluster}{instead}; "
                 f"`fedsched policy diff {cluster}` tells how it does, or why it cannot"
             )
 

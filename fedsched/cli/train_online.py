@@ -62,7 +62,7 @@ class Baseline(StrEnum):
     MEAN = "mean"
 
 
-Scenario = Annotated[Path, typer.Argument(metavar="SCENARIO", help="The experiment's YAML file.", show_default=False)]
+Scenario = Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="Its YAML file.", show_default=False)]
 File = Annotated[
     Path,
     typer.Argument(
@@ -174,7 +174,7 @@ def federated(
     restart: Restart = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Teach a policy in all clusters of the scenario through the rounds of its section `federation`.
+    """Teach a policy in all clusters of the experiment through the rounds of its section `federation`.
 
     What no option says of learning, from the step size on, is as that section says. The same options give the same
     files, also when it was interrupted and resumed.

@@ -176,6 +176,10 @@ def test_a_candidate_is_compared_shown_and_ended(store: MemoryStore, east: Agent
     assert head.split()[:7] == ["CLUSTER", "ACTIVE", "CANDIDATE", "STATE", "SLOTS", "USABLE", "AGREES"]
     assert row.split()[0] == "east"
     assert "100%" in row
+    again = run("policy", "shadow", "east", "--policy", "set").out
+    other = run("policy", "shadow", "east", "--policy", "fifo").out
+    assert "in place of" not in again
+    assert "is to decide in the shadow of east in place of set of builtin; " in other, "what was compared is given up"
     assert run("policy", "shadow", "east", "--stop").out == "nothing runs in the shadow of east any more\n"
     eventually(lambda: "ended" in run("policy", "diff", "east").out, "it is ended")
     assert east.digest == SHIPPED.digest

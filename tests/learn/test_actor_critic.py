@@ -136,6 +136,21 @@ def test_the_bonus_for_staying_undecided_pulls_the_likeliest_action_down_on_pape
     assert update.entropy == pytest.approx(1.5 * math.log(2))
 
 
+def test_a_transition_that_is_drawn_too_often_counts_less_on_paper() -> None:
+    """With importance 1/4 a quarter of both gradients of the sum above remains, and all of the advantage."""
+    arrays = {name: np.zeros(size, np.float32) for name, size in SHAPE.layers().items()}
+    mask = np.array([True, False, True, False, False, False, True])
+    replay = Replay(SHAPE, 4, prioritised=False)
+    replay.add([DecisionSample(1, 1, np.ones((ROWS, SHAPE.window), np.float32), mask, 6, 1 / 3)], [0.6])
+    batch = dataclasses.replace(replay.draw(1, Random(0)), weights=np.array([0.25], np.float32))
+
+    update, advantages = gradient_on(arrays, batch)
+
+    assert update.gradients["policy.1.bias"].tolist() == pytest.approx([0.05, 0, 0.05, 0, 0, 0, -0.1])
+    assert update.gradients["value.1.bias"].tolist() == pytest.approx([-0.3])
+    assert advantages.tolist() == pytest.approx([0.6])
+
+
 def test_with_the_mean_as_baseline_the_value_network_learns_nothing() -> None:
     gradients, advantages = flat(0.6, baseline=0.9)
 

@@ -71,6 +71,14 @@ def test_a_reward_is_progress_at_the_best_pace_ever_seen_tilted_to_short_jobs() 
     assert later == pytest.approx([0.0, 0.25 * 40**-0.3])
 
 
+def test_a_job_that_is_all_but_done_is_not_worth_without_end() -> None:
+    """Half a slot at its best pace is the least that counts as remaining; here an eighth is left."""
+    sample = sample_of(two_jobs(), initial(SMALL, 0))  # a has 2 epochs left
+    paces = Paces()
+    paces.rewards(sample, {"a": 1.6})  # 16 epochs in a slot, eight times as many as are left
+    assert paces.rewards(sample, {"a": 0.2, "b": 0.0})[0] == pytest.approx(2 / 16 * 0.5**-0.3)
+
+
 def test_a_type_that_was_never_seen_to_train_earns_nothing() -> None:
     """There is no pace to measure it by, and no division by zero."""
     assert Paces().rewards(sample_of(two_jobs(), initial(SMALL, 0)), {}).tolist() == [0.0, 0.0]

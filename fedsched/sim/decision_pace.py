@@ -44,6 +44,7 @@ class _Live:
     job: SimulatedJob
     arrived_slot: int
     done: float = 0.0
+    attained_s: float = 0.0
     placement: Placement = ()
     speeds: dict[Allocation, SpeedSample] = field(default_factory=dict)
 
@@ -61,6 +62,7 @@ class _Live:
             arrived_s=self.arrived_slot * SLOT_S,
             waited_slots=slot - self.arrived_slot,
             placement=self.placement,
+            attained_s=self.attained_s,
             speeds=tuple(self.speeds.values()),
         )
 
@@ -69,6 +71,7 @@ class _Live:
         if held:
             done = speeds.epochs(self.job, Setting(held), SLOT_S)
             self.done += done
+            self.attained_s += SLOT_S * (held.workers + held.ps)
             self.speeds.pop(held, None)
             self.speeds[held] = SpeedSample(held.workers, held.ps, done / SLOT_S)
 

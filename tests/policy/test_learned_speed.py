@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from fedsched.core.cluster import Node
-from fedsched.core.decision import JobView, Observation, SpeedSample
+from fedsched.core.decision import Budget, Decision, JobView, Observation, SpeedSample
 from fedsched.core.ids import ClusterName, JobId, NodeName
 from fedsched.core.job import Allocation, Range
 from fedsched.core.placement import TentativePlacement
@@ -222,6 +222,35 @@ def lived(seed: int, keep_running: bool = True) -> str:
         cluster.submit(f"job-{number}", chance.choice(["scales", "does not", "rare"]), chance.uniform(1, 9))
         told.append(sorted((job_id, str(got)) for job_id, got in cluster.run_slot().items()))
     return f"{told} {SpeedCheckpoint(policy.statistics, {}).digest}"
+
+
+class _Forgetful(LearnedSpeed):
+    """Reckons all that it believes and wants anew for every slot: it has only just been restored."""
+
+    def decide(self, observation: Observation, budget: Budget) -> Decision:
+        self.restore(self.state())
+        return super().decide(observation, budget)
+
+
+@given(seed=st.integers(0, 10**9))
+@settings(deadline=None, max_examples=10)
+def test_what_it_keeps_from_slot_to_slot_changes_no_decision(seed: int) -> None:
+    """Beliefs and staircases are kept until something is seen; one that is out of date would be a wrong decision."""
+    chance = random.Random(seed)
+    options = LearnedSpeedOptions(resize_s=chance.choice([0.0, 5.0]), fairness=chance.choice([0.0, 1.0]))
+    factors = [chance.uniform(0.5, 2.0) for _ in range(10)]
+
+    def speed(view: JobView, held: Allocation) -> float:
+        return scales_or_not(view, held) * factors[int(view.job_id[-1])]
+
+    kept, anew = Cluster(LearnedSpeed(options), 4, speed), Cluster(_Forgetful(options), 4, speed)
+    for slot in range(30):
+        for number in range(chance.randrange(4)):
+            job_type, epochs = chance.choice(["scales", "does not"]), chance.choice([2.0, 6.0, 20.0])
+            limits, expected_s = Range(1, chance.choice([2, 4])), chance.choice([None, 900.0])
+            for cluster in (kept, anew):
+                cluster.submit(f"job-{number}-{slot}", job_type, epochs, workers=limits, expected_s=expected_s)
+        assert kept.run_slot() == anew.run_slot()
 
 
 def test_it_decides_the_same_under_any_hash_seed() -> None:

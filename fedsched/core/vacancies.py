@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from random import Random
 
 from fedsched.core.choosing import Rule
@@ -19,24 +19,32 @@ _State = tuple[int, int, int]
 _Rank = tuple[int, float]
 """How little the accelerator is liked, all that push no running task away before all that do; and what the rule says.
 The lowest is the best."""
-_Candidate = tuple[int, float, int, _State, list[int]]
-"""A node's rank for some task, its index and the state that it was in when it was ranked; then, the next one last, the
-indices of nodes behind it that were in the same state."""
-_NOBODY: list[int] = []
 
 
 class _Heap:
     """Nodes with room for one kind of task, by how good they are for it."""
 
-    __slots__ = ("accelerators", "candidates", "demand", "ranks")
+    __slots__ = ("accelerators", "demand", "nodes", "order", "ranks")
 
     def __init__(self, demand: int, accelerators: tuple[str, ...]) -> None:
         self.demand = demand
         self.accelerators = accelerators
         """That will do, best first; empty: all."""
-        self.candidates: list[_Candidate] = []
         self.ranks: dict[_State, _Rank | None] = {}
         """By the states that were met so far; None: such a node will not do."""
+        self.nodes: dict[_Rank, list[int]] = {}
+        """Indices of nodes by the rank that they had when it was looked at, a heap for each."""
+        self.order: list[_Rank] = []
+        """Those ranks, as a heap."""
+
+    def add(self, index: int, rank: _Rank) -> None:
+        """A node is of this rank now."""
+        nodes = self.nodes.get(rank)
+        if nodes is None:
+            self.nodes[rank] = [index]
+            heappush(self.order, rank)
+        else:
+            heappush(nodes, index)
 
 
 class _Site:
@@ -160,10 +168,14 @@ class Vacancies:
         """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
         if self._rule == "random":
             return True  # what is drawn for tasks that do not fit is part of a run's story
-        for *_, state, others in self._heap(demand, accelerators).candidates:
-            count -= (1 + len(others)) * _times(state[1], demand)
-            if count <= 0:
-                return True
+        names, free, all_nodes = self._names, self.free, self._heap(demand, accelerators).nodes.values()
+        for nodes in all_nodes:
+            for index in nodes:
+                count -= _times(free[names[index]], demand)
+                if count <= 0:
+                    return True
+        for nodes in all_nodes:  # the next look need not meet again those that are full
+            nodes[:] = sorted([index for index in nodes if self.fits(names[index], demand)])
         return count <= 0
 
     def choose(self, demand: int, accelerators: tuple[str, ...], own: Collection[NodeName] = ()) -> NodeName | None:
@@ -175,9 +187,9 @@ class Vacancies:
         if self._rule == "random":
             return self._choose_any(demand, accelerators)
         heap = self._heap(demand, accelerators)
-        if not heap.candidates:
+        if not heap.order:
             return None
-        best = heap.candidates[0][:3]
+        best = (*heap.order[0], heap.nodes[heap.order[0]][0])
         if own:
             ranked = [(self._rank_now(heap, name), self._index[name]) for name in own if name in self._index]
             mine = [(*rank, index) for rank, index in ranked if rank is not None and rank[0] <= best[0]]
@@ -197,21 +209,22 @@ class Vacancies:
         heap = self._heaps.get((demand, accelerators))
         if heap is None:
             heap = self._heaps[demand, accelerators] = self._new_heap(demand, accelerators)
-        candidates, ranks = heap.candidates, heap.ranks
-        names, kinds, free, firm = self._names, self._kinds, self.free, self._firm
-        while candidates:
-            liking, by_rule, index, was, others = candidates[0]
-            name = names[index]
-            state = (kinds[index], free[name], firm[name])
-            if state == was:
-                break
-            if others:
-                heappush(candidates, (liking, by_rule, others.pop(), was, others))
-            rank = ranks[state] if state in ranks else self._rank(heap, state)
-            if rank is not None:
-                heapreplace(candidates, (rank[0], rank[1], index, state, _NOBODY))
-            else:
-                heappop(candidates)
+        ranks, order, names = heap.ranks, heap.order, self._names
+        kinds, free, firm = self._kinds, self.free, self._firm
+        while order:
+            best = order[0]
+            nodes = heap.nodes[best]
+            while nodes:  # those that have become worse move on, until one is still what it was
+                index = nodes[0]
+                name = names[index]
+                state = (kinds[index], free[name], firm[name])
+                rank = ranks[state] if state in ranks else self._rank(heap, state)
+                if rank == best:
+                    return heap
+                heappop(nodes)
+                if rank is not None:
+                    heap.add(index, rank)
+            del heap.nodes[heappop(order)]
         return heap
 
     def _new_heap(self, demand: int, accelerators: tuple[str, ...]) -> _Heap:
@@ -224,18 +237,17 @@ class Vacancies:
         for state, indices in self._alike.items():
             rank = self._rank(heap, state)
             if rank is not None:
-                heap.candidates.append((*rank, indices[0], state, indices[:0:-1]))
-        heapify(heap.candidates)
+                heap.nodes[rank] = sorted([*heap.nodes.get(rank, ()), *indices])
+        heap.order = sorted(heap.nodes)
         return heap
 
     def _move_up(self) -> None:
         """Put nodes that may have become better where they belong; where they were they are found to be worse."""
         for heap in self._heaps.values():
             for name in self._better:
-                rank, index = self._rank_now(heap, name), self._index[name]
+                rank = self._rank_now(heap, name)
                 if rank is not None:
-                    state = (self._kinds[index], self.free[name], self._firm[name])
-                    heappush(heap.candidates, (*rank, index, state, _NOBODY))
+                    heap.add(self._index[name], rank)
         self._better.clear()
 
     def _rank_now(self, heap: _Heap, name: NodeName) -> _Rank | None:

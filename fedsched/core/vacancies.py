@@ -69,10 +69,10 @@ _site = kept_with_nodes(_Site)
 class Vacancies:
     """What is free on each node, and what of that is firm: free even if all running tasks were granted again.
 
-    For every demand that a node was looked for there is a heap of nodes by how good they are for it. A node may be
-    worse by now than its place in a heap says, never better, so only the top has to be looked at again. By the rule
-    `spread` a node only becomes worse as it fills; so the thousands of grants that confirm what runs cost the heaps
-    nothing. Amounts are integers; see `amount_of`.
+    For every demand that a node was looked for, nodes are kept by how good they are for it. One may be worse by now
+    than is noted, never better, so only the best have to be looked at again. By the rule `spread` a node only becomes
+    worse as it fills; so the thousands of grants that confirm what runs cost nothing here. Amounts are integers; see
+    `amount_of`.
 
     Args:
         nodes: of the cluster.
@@ -102,7 +102,7 @@ class Vacancies:
         self._heaps: dict[tuple[int, tuple[str, ...]], _Heap] = {}
         """By demand and accelerators."""
         self._better: dict[NodeName, None] = {}
-        """Nodes that may be better than the heaps say."""
+        """Nodes that may be better than is noted."""
         self._alike: dict[_State, list[int]] = {}
         """Nodes by their state when a heap was made; none of them is better by now, or it is empty."""
 
@@ -168,7 +168,10 @@ class Vacancies:
         """Whether so many tasks fit if there is nothing else to place; tells most that do not at little cost."""
         if self._rule == "random":
             return True  # what is drawn for tasks that do not fit is part of a run's story
-        names, free, all_nodes = self._names, self.free, self._heap(demand, accelerators).nodes.values()
+        heap = self._heap(demand, accelerators)
+        if count == 1:
+            return bool(heap.order)
+        names, free, all_nodes = self._names, self.free, heap.nodes.values()
         for nodes in all_nodes:
             for index in nodes:
                 count -= _times(free[names[index]], demand)

@@ -55,6 +55,13 @@ class Reward(StrEnum):
     JOB = "job"
 
 
+class Lopsided(StrEnum):
+    """When exploration draws its threshold."""
+
+    LOOK = "look"
+    SLOT = "slot"
+
+
 class Baseline(StrEnum):
     """What a reward is compared with."""
 
@@ -83,12 +90,19 @@ ValidationSeeds = Annotated[int, typer.Option(min=1, help="Held-out seeds of eac
 Rate = Annotated[float, typer.Option(click_type=Finite(min=1e-9), help="Step size of Adam.")]
 Batch = Annotated[int, typer.Option(min=1, help="Decisions of each gradient.")]
 SamplesMin = Annotated[int, typer.Option(min=1, help="Decisions that a cluster must know the reward of to learn.")]
+HalfAfter = Annotated[
+    float | None,
+    typer.Option(min=1e-9, help="Steps shrink: half as long after so many, a third after twice as many, and so on."),
+]
 Memory = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Decisions that are remembered.")]
 ReplayOption = Annotated[
     Drawing | None, typer.Option(help="How the decisions of a gradient are drawn; off: only the newest are remembered.")
 ]
 Exploration = Annotated[
     bool | None, typer.Option("--exploration/--no-exploration", help="Let job-aware rules choose now and then.")
+]
+LopsidedOption = Annotated[
+    Lopsided | None, typer.Option(help="When those rules draw how many servers for a worker are too many.")
 ]
 BaselineOption = Annotated[
     Baseline | None, typer.Option(help="What rewards are compared with: the value network's guess, or their mean.")
@@ -119,9 +133,11 @@ def online(
     learning_rate: Rate = 1e-4,
     batch_size: Batch = 256,
     samples_min: SamplesMin = 256,
+    half_after: HalfAfter = None,
     memory: Memory = 8192,
     replay: ReplayOption = Drawing.PRIORITISED,
     exploration: Exploration = True,
+    lopsided: LopsidedOption = Lopsided.LOOK,
     baseline: BaselineOption = Baseline.VALUE,
     entropy_weight: Entropy = 0.1,
     reward: RewardOption = Reward.SLOT,
@@ -139,10 +155,13 @@ def online(
     goes_on(Place(file), resume=resume, restart=restart)
     recipe = replace(
         _recipe("online", scenario, policy, source, window, seed, validate_every, validation_seeds),
-        learning=_learning(LearningConfig(), exploration, replay, memory, baseline, entropy_weight, reward, discount),
+        learning=_learning(
+            LearningConfig(), exploration, lopsided, replay, memory, baseline, entropy_weight, reward, discount
+        ),
         learning_rate=learning_rate,
         batch_size=batch_size,
         samples_min=samples_min,
+        half_after=half_after,
     )
     _teach(recipe, scenario, file, episodes, resume=resume, restart=restart, output=output)
 
@@ -163,9 +182,11 @@ def federated(
     learning_rate: Annotated[float | None, typer.Option(click_type=Finite(min=1e-9), help="Step size of Adam.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Decisions of each gradient.")] = None,
     samples_min: Annotated[int | None, typer.Option(min=1, help="Decisions known before the first round.")] = None,
+    half_after: HalfAfter = None,
     memory: Memory = None,
     replay: ReplayOption = None,
     exploration: Exploration = None,
+    lopsided: LopsidedOption = None,
     baseline: BaselineOption = None,
     entropy_weight: Entropy = None,
     reward: RewardOption = None,
@@ -183,10 +204,13 @@ def federated(
     section = _section(scenario)
     recipe = replace(
         _recipe("federated", scenario, policy, source, window, seed, validate_every, validation_seeds),
-        learning=_learning(section.learning, exploration, replay, memory, baseline, entropy_weight, reward, discount),
+        learning=_learning(
+            section.learning, exploration, lopsided, replay, memory, baseline, entropy_weight, reward, discount
+        ),
         learning_rate=learning_rate or section.learning_rate,
         batch_size=batch_size or section.batch_size,
         samples_min=samples_min or section.samples_min,
+        half_after=half_after,
         together=together,
     )
     _teach(recipe, scenario, file, episodes, resume=resume, restart=restart, output=output)
@@ -207,6 +231,7 @@ def _section(scenario: Path) -> FederationSectionConfig:
 def _learning(
     usual: LearningConfig,
     exploration: bool | None,
+    lopsided: Lopsided | None,
     replay: Drawing | None,
     memory: int | None,
     baseline: Baseline | None,
@@ -217,6 +242,7 @@ def _learning(
     """The usual way but for what was said."""
     told = {
         "exploration": exploration,
+        "lopsided": lopsided and lopsided.value,
         "replay": replay and replay.value,
         "memory": memory,
         "baseline": baseline and baseline.value,
@@ -286,6 +312,8 @@ def _options(recipe: Recipe, episodes: int) -> str:
         "--learning-rate": recipe.learning_rate,
         "--batch-size": recipe.batch_size,
         "--samples-min": recipe.samples_min,
+        "--half-after": recipe.half_after,
+        "--lopsided": learning.lopsided,
         "--memory": learning.memory,
         "--replay": learning.replay,
         "--baseline": learning.baseline,

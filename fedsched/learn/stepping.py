@@ -25,6 +25,7 @@ class SteppingLearner:
         optimiser: takes the steps.
         batch_size: decisions of each gradient.
         samples_min: steps begin when the rewards of so many are known.
+        half_after: after so many steps they are half as long, after twice as many a third; None: all are as long.
         seed: of the batches.
     """
 
@@ -37,6 +38,7 @@ class SteppingLearner:
         *,
         batch_size: int,
         samples_min: int,
+        half_after: float | None = None,
         seed: int,
     ) -> None:
         self._learner = learner
@@ -46,6 +48,7 @@ class SteppingLearner:
         self.optimiser = optimiser
         self._batch_size = batch_size
         self._samples_min = samples_min
+        self._half_after = half_after
         self._seed = seed
         self._policy: Learnable | None = None
         self._notes: list[tuple[tuple[str, float], ...]] = []
@@ -79,11 +82,15 @@ class SteppingLearner:
             return
         gradient = self._learner.gradient(self.arrays, self._batch_size, self._seed + self.version)
         with one_thread():
-            self.arrays, self.optimiser = self.optimiser.step(self.arrays, gradient.gradients)
+            self.arrays, self.optimiser = self.optimiser.step(self.arrays, gradient.gradients, factor=self._factor())
         self.version += 1
         self._notes.append(metrics_of(gradient))
         if self._policy is not None:
             self._policy.load(self.version, self.arrays)
+
+    def _factor(self) -> float:
+        """How many times the learning rate the next step is long; as in a federation (`loop.Gradients`)."""
+        return 1.0 if self._half_after is None else 1 / (1 + self.optimiser.given / self._half_after)
 
     def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Gradient:
         """As the learner's."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,12 @@ def _recipe_of(mode: str, scenario: Path) -> Recipe:
     )
 
 
-def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"half_after": 5}, {"learning": LearningConfig(lopsided="slot")}], ids=["as usual", "half", "slot"]
+)
+def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Ctrl-C in the middle of a run: that run is done again, none of it has leaked into what is kept."""
-    training = Training(_recipe_of("online", write(tmp_path, ONE)))
+    training = Training(replace(_recipe_of("online", write(tmp_path, ONE)), **changes))
     kept: list[bytes] = []
 
     def stop(row: dict[str, Any], state: TrainingState) -> None:
@@ -192,6 +196,8 @@ def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path) -
     "switch",
     [
         "--no-exploration",
+        "--lopsided slot",
+        "--half-after 2",
         "--replay plain",
         "--replay off",
         "--baseline mean",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedsched.core.commands import RewardSlot
 from fedsched.federation.exchange import metrics_of
+from fedsched.federation.loop import step_length
 from fedsched.federation.optimiser import ServerOptimiser
 from fedsched.federation.source import Arrays, Gradient
 from fedsched.learn.learner import ClusterLearner
@@ -82,15 +83,13 @@ class SteppingLearner:
             return
         gradient = self._learner.gradient(self.arrays, self._batch_size, self._seed + self.version)
         with one_thread():
-            self.arrays, self.optimiser = self.optimiser.step(self.arrays, gradient.gradients, factor=self._factor())
+            self.arrays, self.optimiser = self.optimiser.step(
+                self.arrays, gradient.gradients, factor=step_length(self._half_after, self.optimiser.given, 1)
+            )
         self.version += 1
         self._notes.append(metrics_of(gradient))
         if self._policy is not None:
             self._policy.load(self.version, self.arrays)
-
-    def _factor(self) -> float:
-        """How many times the learning rate the next step is long; as in a federation (`loop.Gradients`)."""
-        return 1.0 if self._half_after is None else 1 / (1 + self.optimiser.given / self._half_after)
 
     def gradient(self, arrays: Arrays, batch_size: int, seed: int) -> Gradient:
         """As the learner's."""

@@ -370,7 +370,7 @@ class ExperimentConfig(Tree):
         if self.training.look_slots and self.federation is None:
             raise ValueError("training.look_slots is given, and there is no section `federation`")
         for label, lesson in self.training.policies.items() if self.federation is None else ():
-            told = [name for name in ("together", "promotion", "half_after") if getattr(lesson, name) is not None]
+            told = [name for name in ("together", "promotion") if getattr(lesson, name) is not None]
             if told:
                 raise ValueError(f"training.policies.{label}.{told[0]} is given, and there is no section `federation`")
         return self

@@ -132,7 +132,6 @@ def recipe_of(lesson: Lesson) -> Recipe:
         half_after=config.half_after,
         batch_size=config.batch_size or (section.batch_size if section else usual.batch_size),
         samples_min=config.samples_min or (section.samples_min if section else usual.samples_min),
-        half_after=config.half_after,
         together=config.together,
         promotion=config.promotion or (section.promotion if section else None),
     )

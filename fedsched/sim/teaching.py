@@ -69,12 +69,9 @@ class Recipe:
     learning: LearningConfig = field(default_factory=LearningConfig)
     learning_rate: float = 1e-4
     half_after: float | None = None
-    """None: as the experiment's federation says; on line all steps are alike."""
+    """Steps shrink, see `RoundConfig`; None: as the experiment's federation says, and on line they do not."""
     batch_size: int = 256
     samples_min: int = 256
-    half_after: float | None = None
-    """Steps shrink with the gradients so far, see `RoundConfig.half_after`; None: as the experiment's federation says,
-    and on line none does."""
     together: int | None = None
     """Clusters that share one federation; None: as the experiment says."""
     promotion: PromotionConfig | None = None
@@ -100,7 +97,6 @@ class Recipe:
             "learning_rate": self.learning_rate,
             "batch_size": self.batch_size,
             "samples_min": self.samples_min,
-            **({"half_after": self.half_after} if self.half_after is not None else {}),
             "together": self.together,
             **({"half_after": self.half_after} if self.half_after is not None else {}),
             **({"promotion": self.promotion.model_dump(mode="json")} if self.promotion is not None else {}),
@@ -127,7 +123,6 @@ class Recipe:
                 "half_after": self.half_after or section.half_after,
                 "batch_size": self.batch_size,
                 "samples_min": self.samples_min,
-                "half_after": self.half_after or section.half_after,
                 "promotion": self.promotion or section.promotion,
                 "together": {self.label: self.together or len(self.experiment.clusters)},
             }

@@ -35,14 +35,11 @@ class LessonConfig(Tree):
     learning_rate: float | None = Field(default=None, gt=0)
     """Step size of Adam; None: as the section `federation` says, or 1e-4 on line."""
     half_after: float | None = Field(default=None, gt=0)
-    """How steps shrink, see `RoundConfig`; None: as the section `federation` says."""
+    """How steps shrink, see `RoundConfig`; None: as the section `federation` says, or they do not on line."""
     batch_size: int | None = Field(default=None, ge=1)
     """Decisions of each gradient; None: as the section `federation` says, or 256 on line."""
     samples_min: int | None = Field(default=None, ge=1)
     """Decisions that a cluster must know the reward of before it gives a gradient; None: likewise."""
-    half_after: float | None = Field(default=None, gt=0)
-    """After so many gradients a step is half as long, after twice as many a third, and so on; None: as the section
-    `federation` says, or all steps alike on line."""
     together: int | None = Field(default=None, ge=1)
     """Clusters that share one federation, in the file's order; None: all of them."""
     promotion: PromotionConfig | None = None

@@ -112,7 +112,6 @@ def test_a_policy_runs_with_what_it_was_taught_and_learns_no_more() -> None:
         ({"policies": {"drf": {}}}, "training.policies names drf, which is drf and learns nothing; dl2, learned_speed"),
         ({"start": "builtin"}, "`start: scratch` was expected with it"),
         ({"policies": {"dl2": {"together": 2}}}, "together is given, and there is no section `federation`"),
-        ({"policies": {"dl2": {"half_after": 2}}}, "half_after is given, and there is no section `federation`"),
         ({"policies": {}}, "at least 1 item"),
         ({"policies": {"dl2": {"lerning": {}}}}, "lerning"),
         ({"policies": {"dl2": 5}}, "training.policies.dl2"),

@@ -167,6 +167,17 @@ def test_a_choice_of_older_weights_counts_by_its_ratio_on_paper() -> None:
     assert gradients["policy.1.bias"].tolist() == pytest.approx([2 / 15, 0, 2 / 15, 0, 0, 0, -4 / 15])
 
 
+def test_what_was_drawn_is_drawn_again_by_how_much_it_surprised() -> None:
+    """By weights that are all zero nothing is expected, so the surprise is the reward; its priority is 0.61^0.9."""
+    arrays = {name: np.zeros(size, np.float32) for name, size in SHAPE.layers().items()}
+    learner = Learner(SHAPE, 8)
+    learner.record(1, [sample(arrays, np.random.default_rng(0))])
+    learner.reward(RewardSlot(1, ((JobId("a"), 0.6),)))
+    assert learner.state()["priorities"].tolist() == [1.0]
+    learner.gradient(arrays, 1, seed=0)
+    assert learner.state()["priorities"] == pytest.approx([0.61**0.9])
+
+
 def test_a_learner_goes_on_from_its_state_as_if_nothing_had_happened() -> None:
     """What is lost of a memory over a restart shows only much later, as a training that cannot be repeated."""
     arrays, chance = initial(SHAPE, 0), np.random.default_rng(0)

@@ -12,7 +12,7 @@ from fedsched.core.cluster import Node, kept_with_nodes
 from fedsched.core.ids import NodeName
 from fedsched.core.job import TASKS_MAX, TaskPlacement
 from fedsched.core.packing import times
-from fedsched.core.resources import OVERDRAWN, amount_of, resources_of
+from fedsched.core.resources import OVERDRAWN, Resources, amount_of, resources_of
 
 _State = tuple[int, int, int]
 """The number of a node's kind, what is free there, and what of that is firm: nodes of one state are equally good."""
@@ -273,7 +273,13 @@ class Vacancies:
             liking += len(accelerators) + 1
         if self._prefers_full:
             return liking, free  # the less of it the scarcer first; see `amount_of`
-        return liking, (capacity - resources_of(free - demand)).dominant_share(capacity)
+        return liking, _share_with(capacity, free, demand)
+
+
+@lru_cache(maxsize=65_536)
+def _share_with(capacity: Resources, free: int, demand: int) -> float:
+    """The dominant share of a node that is taken once it holds this too."""
+    return (capacity - resources_of(free - demand)).dominant_share(capacity)
 
 
 @lru_cache(maxsize=65_536)

@@ -97,10 +97,13 @@ def _table(statistics: SpeedStatistics) -> tuple[list[str], list[str], NDArray[n
     cells = list(statistics)
     job_types = sorted({cell.job_type for cell, _ in cells})
     accelerators = sorted({cell.accelerator for cell, _ in cells})
+    # Whoever sends statistics may name as many types as it likes.
+    type_number = {name: number for number, name in enumerate(job_types)}
+    accelerator_number = {name: number for number, name in enumerate(accelerators)}
     rows = [
         (
-            job_types.index(cell.job_type),
-            accelerators.index(cell.accelerator),
+            type_number[cell.job_type],
+            accelerator_number[cell.accelerator],
             cell.workers,
             cell.ps,
             cell.period,

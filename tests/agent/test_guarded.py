@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import structs
 
 from fedsched.core.cluster import ClusterRecord
 from fedsched.core.decision import Budget, Decision, Observation
+from fedsched.core.events import PolicyDecided
 from fedsched.core.explain import explain
 from fedsched.core.ids import JobId
 from fedsched.core.job import JobPhase, JobSpec
 from fedsched.core.routing import CandidateCluster
 from fedsched.core.views import Job
 from fedsched.policy import registry
-from fedsched.runtime import codec, keys
+from fedsched.runtime import codec, journal, keys
 from tests.agent.live_agent import LiveAgent, live_agent
 from tests.waiting import eventually
 
@@ -37,6 +43,49 @@ class Asleep:
         """Answer when nobody waits for it any more."""
         self.awake.wait()
         return Decision(observation.slot, (), self.name, self.version)
+
+
+class Gone(BaseException):
+    """No `Exception`, as asyncio's cancellation is none."""
+
+
+class Wild:
+    """Does in turn all that should not be done, until it is well again."""
+
+    name = "wild"
+
+    def __init__(self) -> None:
+        self.well = False
+        self.turn = 0
+
+    @property
+    def version(self) -> Any:
+        """Nothing to rely on."""
+        return 1 if self.well else "newest"
+
+    def decide(self, observation: Observation, budget: Budget) -> Any:
+        """Spend nothing, or answer as the heuristic would."""
+        good = registry.heuristic("drf").decide(observation, budget)
+        if self.well:
+            return structs.replace(good, policy=self.name, version=1)
+        self.turn += 1
+        match self.turn % 7:
+            case 0:
+                raise Gone("\ud800" * 10_000)
+            case 1:
+                sys.exit(3)
+            case 2:
+                return structs.replace(good, version=np.int64(3))
+            case 3:
+                return structs.replace(good, notes=((view.job_id, object()) for view in observation.jobs))
+            case 4:
+                return structs.replace(good, policy=None)
+            case 5:
+                if not os.fork():
+                    return good
+                raise MemoryError
+            case _:
+                return {"allocations": good.allocations}
 
 
 def record_of(agent: LiveAgent) -> ClusterRecord:
@@ -74,3 +123,25 @@ def test_a_policy_that_is_too_slow_is_told_of_in_the_cluster_and_with_its_jobs(
         agent.wait("one", JobPhase.CANCELLED)
     answers = [json.loads(line) for line in agent.journal.read_text().splitlines() if "PolicyDecided" in line]
     assert {answer["event"]["decision"]["policy"] for answer in answers} == {"drf"}
+
+
+def test_an_agent_outlives_a_policy_that_does_all_it_should_not_and_follows_it_again_once_it_is_well(
+    etcd_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that ended, or a line of the journal that cannot be written, would end the agent, at each restart."""
+    wild = Wild()
+    monkeypatch.setattr(registry, "make", lambda config: wild)
+    with live_agent(etcd_address, tmp_path, "wild-policy") as agent:
+        agent.assign("one")
+        agent.wait("one", JobPhase.RUNNING)
+        eventually(lambda: wild.turn > 8, "it has done all of it", 60.0)
+        record = record_of(agent)
+        assert record.fallbacks == record.decisions
+        assert record.fallback.startswith("policy without a name (version 0): ")
+        wild.well = True
+        eventually(lambda: record_of(agent).fallback == "", "the agent follows it again")
+        assert (record_of(agent).policy, record_of(agent).policy_version) == ("wild", 1)
+        agent.cancel("one")
+        agent.wait("one", JobPhase.CANCELLED)
+    last = [step.event for step in journal.steps(agent.journal) if isinstance(step.event, PolicyDecided)][-1]
+    assert last.decision.policy == "wild"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fedsched import config, local
 from fedsched.aggregator.combined import combined
 from fedsched.config import COMBINED, AgentConfig, AggregatorConfig, FederationConfig, PolicyConfig, TracingConfig
-from fedsched.errors import InvalidConfiguration
+from fedsched.errors import InvalidConfiguration, Unreachable
 from fedsched.learn.kinds import TEACHABLE
 from fedsched.policy.registry import LEARNED_SPEED
 
@@ -85,6 +86,22 @@ def test_who_changes_one_cluster_first_is_told_that_rounds_need_more(policies: t
     said = local.said_of_quorum(federation(*policies))
     assert bool(said) == bool(needs)
     assert needs in said
+
+
+def test_who_finds_no_federation_is_told_which_are_stopped_and_how_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reboot `fedsched up` alone starts another one, beside the one that was meant."""
+    monkeypatch.setenv("FEDSCHED_HOME", str(tmp_path))
+    with pytest.raises(Unreachable) as nothing:
+        local.current()
+    assert "stopped" not in str(nothing.value)
+    (tmp_path / "ops").mkdir()
+    stopped = local.LocalFederation("ops", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", ("east",), "", "", "", ())
+    (tmp_path / "ops" / local.STATE_FILE).write_bytes(msgspec.json.encode(stopped))
+    with pytest.raises(Unreachable, match="stopped are ops") as refused:
+        local.current()
+    assert "`fedsched up FILE`" in refused.value.hint
 
 
 def test_what_has_nothing_to_combine_is_refused_with_what_has() -> None:

@@ -56,6 +56,7 @@ def test_the_shipped_speedup_experiment_has_the_same_jobs_for_every_size_of_fede
     experiment = load_experiment(SHIPPED)
     assert experiment.training is not None
     together = {name: row.together for name, row in experiment.training.policies.items()}
-    assert together == {"alone": 1, "alone_far": 1, "pairs": 2, "fours": 4, "eight": 8, "gated": 8}
+    alone = {"alone": 1, "alone_far": 1, "alone_alike": 1}
+    assert together == {**alone, "pairs": 2, "pairs_gated": 2, "fours": 4, "eight": 8, "gated": 8}
     origins = {job.origin for job in experiment.jobs().draw(experiment.seed)}
     assert sorted(origins) == [cluster.name for cluster in experiment.clusters]

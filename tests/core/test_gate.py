@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf, nan, sqrt
 from random import Random
 
 import pytest
@@ -39,6 +39,16 @@ def test_what_is_clearly_worse_is_refused_and_the_numbers_say_by_how_much() -> N
     assert verdict.change == pytest.approx(-0.2)
     assert "does harm: -20.0% ± " in verdict.why
     assert "over 20 cases" in verdict.why
+
+
+def test_the_interval_is_students_over_batches_of_neighbours() -> None:
+    """By hand: ten batches of two, five of which gain nothing and five 0.2; their variance is 10 x 0.1^2 / 9.
+
+    1.833 is Student's t for nine degrees of freedom, 95 % one-sided: only harm is asked about.
+    """
+    verdict = accepts([1.0] * 20, [1.0, 1.0, 1.2, 1.2] * 5)
+    assert verdict.change == pytest.approx(0.1)
+    assert verdict.error == pytest.approx(1.833 * sqrt(0.1 / 9 / 10))
 
 
 def test_durations_are_compared_with_a_minus_sign() -> None:

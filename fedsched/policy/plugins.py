@@ -138,8 +138,10 @@ def _in_time(problem: str, work: Callable[[], T]) -> T:
         raise InvalidConfiguration(
             f"{problem} within {BEGIN_S_MAX:g} s", "report it to its authors; what takes long belongs before a run"
         ) from None
-    if raised is not None:
+    if isinstance(raised, Exception | SystemExit):
         raise raised
+    if raised is not None:  # such as an interruption: it is none of the user's, who interrupts the main thread
+        raise InvalidConfiguration(f"{problem}: {type(raised).__name__}: {raised}", "report it to its authors")
     return cast(T, made)
 
 

@@ -131,6 +131,19 @@ def test_a_policy_that_hangs_before_it_decides_is_one_clear_error(
     assert f"was {told}" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("error", ["SystemExit(3)", "KeyboardInterrupt()", "GeneratorExit()", "BaseException('gone')"])
+@pytest.mark.parametrize("where", ["its module", "its constructor"])
+def test_whatever_a_policy_raises_before_it_decides_is_one_clear_error(
+    install: Install, error: str, where: str
+) -> None:
+    """Also what is no `Exception`: an agent that ends by it says nothing, and looks as if somebody had stopped it."""
+    package = f"raising_lab_{len(error)}_{len(where)}"
+    module, constructor = (f"raise {error}", "pass") if where == "its module" else ("", f"raise {error}")
+    install(package, f"raising = {package}:Slow", HANGS.format(module, constructor))
+    with pytest.raises(InvalidConfiguration, match=f"policy raising.*: {error.partition('(')[0]}"):
+        registry.make(PolicyConfig(name="raising"))
+
+
 def test_what_is_no_policy_is_refused(install: Install) -> None:
     install("odd_lab", "odd = odd_lab:nothing", "nothing = 3")
     with pytest.raises(InvalidConfiguration, match="no method decide"):

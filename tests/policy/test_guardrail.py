@@ -110,9 +110,12 @@ BAD: dict[str, tuple[Policy, str]] = {
     "throws": (_Answering(_raising(ValueError("no idea"))), "ValueError: no idea (test_guardrail.py, line "),
     "exits": (_Answering(_raising(SystemExit(3))), "SystemExit: 3 (test_guardrail.py, line "),
     "wants memory": (_Answering(_raising(MemoryError())), "MemoryError: "),
-    "nothing at all": (_Answering(lambda: None), "AttributeError: 'NoneType'"),
-    "a number": (_Answering(lambda: NAN), "AttributeError: 'float'"),
-    "no allocation": (_Answering(lambda: Decision(1, ((JobId("a"), None),), "x")), "AttributeError: 'NoneType'"),  # type: ignore[arg-type]
+    "nothing at all": (_Answering(lambda: None), "it answered with NoneType; a Decision was expected"),
+    "a number": (_Answering(lambda: NAN), "it answered with float; a Decision was expected"),
+    "no allocation": (
+        _Answering(lambda: Decision(1, ((JobId("a"), None),), "x")),
+        "its answer is no decision that can be kept: Expected `object`, got `null`",
+    ),  # type: ignore[arg-type]
     "another slot": (_Answering(lambda: answer(slot=2, a=(1, 1))), "its answer is for slot 2; asked was slot 1"),
     "a job that is not there": (_Answering(lambda: answer(z=(1, 1))), "its answer names job z, which is not"),
     "a job twice": (
@@ -122,9 +125,18 @@ BAD: dict[str, tuple[Policy, str]] = {
     "too many workers": (_Answering(lambda: answer(a=(5, 1))), "it gives job a 5w"),
     "fewer than none": (_Answering(lambda: answer(a=(-1, 1))), "ValueError: an allocation cannot be negative"),
     "too many ps": (_Answering(lambda: answer(a=(1, 3))), "it gives job a 1w"),
-    "half a worker": (_Answering(lambda: answer(a=(1.5, 1))), "it gives job a 1.5w"),  # type: ignore[arg-type]
-    "workers that are not finite": (_Answering(lambda: answer(a=(NAN, 1))), "it gives job a nanw"),
-    "ps that are not finite": (_Answering(lambda: answer(a=(1, NAN))), "it gives job a 1w"),
+    "half a worker": (
+        _Answering(lambda: answer(a=(1.5, 1))),
+        "its answer is no decision that can be kept: Expected `int`, got `float`",
+    ),  # type: ignore[arg-type]
+    "workers that are not finite": (
+        _Answering(lambda: answer(a=(NAN, 1))),
+        "its answer is no decision that can be kept: Expected `int`, got `float`",
+    ),
+    "ps that are not finite": (
+        _Answering(lambda: answer(a=(1, NAN))),
+        "its answer is no decision that can be kept: Expected `int`, got `float`",
+    ),
     "a pinned job": (_Answering(lambda: answer(p=(2, 1))), "it gives pinned job p 2w"),
     "more than there is": (_Answering(lambda: answer(a=(4, 2), b=(4, 2))), "it promises 12 cpu"),
     "nobody may run": (_Answering(lambda: answer()), "it runs nothing, although the minimum of job a"),

@@ -105,6 +105,8 @@ def _weights_gone_wrong(shape: Shape) -> dict[str, Array]:
 
 
 NAN: Any = math.nan
+HALF: Any = 1.5
+NONE: Any = None
 SMALL_DL2, SMALL_SET = Dl2Shape(window=2, hidden=(4,)), SetShape(width=8, rows=4)
 BAD: dict[str, tuple[Policy, str]] = {
     "throws": (_Answering(_raising(ValueError("no idea"))), "ValueError: no idea (test_guardrail.py, line "),
@@ -113,9 +115,9 @@ BAD: dict[str, tuple[Policy, str]] = {
     "nothing at all": (_Answering(lambda: None), "it answered with NoneType; a Decision was expected"),
     "a number": (_Answering(lambda: NAN), "it answered with float; a Decision was expected"),
     "no allocation": (
-        _Answering(lambda: Decision(1, ((JobId("a"), None),), "x")),
+        _Answering(lambda: Decision(1, ((JobId("a"), NONE),), "x")),
         "its answer is no decision that can be kept: Expected `object`, got `null`",
-    ),  # type: ignore[arg-type]
+    ),
     "another slot": (_Answering(lambda: answer(slot=2, a=(1, 1))), "its answer is for slot 2; asked was slot 1"),
     "a job that is not there": (_Answering(lambda: answer(z=(1, 1))), "its answer names job z, which is not"),
     "a job twice": (
@@ -126,9 +128,9 @@ BAD: dict[str, tuple[Policy, str]] = {
     "fewer than none": (_Answering(lambda: answer(a=(-1, 1))), "ValueError: an allocation cannot be negative"),
     "too many ps": (_Answering(lambda: answer(a=(1, 3))), "it gives job a 1w"),
     "half a worker": (
-        _Answering(lambda: answer(a=(1.5, 1))),
+        _Answering(lambda: answer(a=(HALF, 1))),
         "its answer is no decision that can be kept: Expected `int`, got `float`",
-    ),  # type: ignore[arg-type]
+    ),
     "workers that are not finite": (
         _Answering(lambda: answer(a=(NAN, 1))),
         "its answer is no decision that can be kept: Expected `int`, got `float`",

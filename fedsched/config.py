@@ -306,9 +306,6 @@ class LearningConfig(Tree):
 
     exploration: bool = True
     """Whether job-aware rules choose in the network's place now and then, while it learns."""
-    lopsided: Literal["look", "slot"] = "look"
-    """When those rules draw how many parameter servers for a worker are too many: at each look at a job, or once a
-    slot, as DL2's code does."""
     replay: Literal["prioritised", "plain", "off"] = "prioritised"
     """How the batch is drawn from what is remembered: by surprise, evenly, or only the newest of it is remembered."""
     memory: int = Field(default=8192, ge=1, le=1_000_000)

@@ -55,13 +55,6 @@ class Reward(StrEnum):
     JOB = "job"
 
 
-class Lopsided(StrEnum):
-    """When exploration draws its threshold."""
-
-    LOOK = "look"
-    SLOT = "slot"
-
-
 class Baseline(StrEnum):
     """What a reward is compared with."""
 
@@ -101,9 +94,6 @@ ReplayOption = Annotated[
 Exploration = Annotated[
     bool | None, typer.Option("--exploration/--no-exploration", help="Let job-aware rules choose now and then.")
 ]
-LopsidedOption = Annotated[
-    Lopsided | None, typer.Option(help="When those rules draw how many servers for a worker are too many.")
-]
 BaselineOption = Annotated[
     Baseline | None, typer.Option(help="What rewards are compared with: the value network's guess, or their mean.")
 ]
@@ -137,7 +127,6 @@ def online(
     memory: Memory = 8192,
     replay: ReplayOption = Drawing.PRIORITISED,
     exploration: Exploration = True,
-    lopsided: LopsidedOption = Lopsided.LOOK,
     baseline: BaselineOption = Baseline.VALUE,
     entropy_weight: Entropy = 0.1,
     reward: RewardOption = Reward.SLOT,
@@ -155,9 +144,7 @@ def online(
     goes_on(Place(file), resume=resume, restart=restart)
     recipe = replace(
         _recipe("online", scenario, policy, source, window, seed, validate_every, validation_seeds),
-        learning=_learning(
-            LearningConfig(), exploration, lopsided, replay, memory, baseline, entropy_weight, reward, discount
-        ),
+        learning=_learning(LearningConfig(), exploration, replay, memory, baseline, entropy_weight, reward, discount),
         learning_rate=learning_rate,
         batch_size=batch_size,
         samples_min=samples_min,
@@ -186,7 +173,6 @@ def federated(
     memory: Memory = None,
     replay: ReplayOption = None,
     exploration: Exploration = None,
-    lopsided: LopsidedOption = None,
     baseline: BaselineOption = None,
     entropy_weight: Entropy = None,
     reward: RewardOption = None,
@@ -204,9 +190,7 @@ def federated(
     section = _section(scenario)
     recipe = replace(
         _recipe("federated", scenario, policy, source, window, seed, validate_every, validation_seeds),
-        learning=_learning(
-            section.learning, exploration, lopsided, replay, memory, baseline, entropy_weight, reward, discount
-        ),
+        learning=_learning(section.learning, exploration, replay, memory, baseline, entropy_weight, reward, discount),
         learning_rate=learning_rate or section.learning_rate,
         batch_size=batch_size or section.batch_size,
         samples_min=samples_min or section.samples_min,
@@ -231,7 +215,6 @@ def _section(scenario: Path) -> FederationSectionConfig:
 def _learning(
     usual: LearningConfig,
     exploration: bool | None,
-    lopsided: Lopsided | None,
     replay: Drawing | None,
     memory: int | None,
     baseline: Baseline | None,
@@ -242,7 +225,6 @@ def _learning(
     """The usual way but for what was said."""
     told = {
         "exploration": exploration,
-        "lopsided": lopsided and lopsided.value,
         "replay": replay and replay.value,
         "memory": memory,
         "baseline": baseline and baseline.value,
@@ -313,7 +295,6 @@ def _options(recipe: Recipe, episodes: int) -> str:
         "--batch-size": recipe.batch_size,
         "--samples-min": recipe.samples_min,
         "--half-after": recipe.half_after,
-        "--lopsided": learning.lopsided,
         "--memory": learning.memory,
         "--replay": learning.replay,
         "--baseline": learning.baseline,

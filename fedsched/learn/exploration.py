@@ -5,9 +5,9 @@ workers but no parameter servers or the reverse, a lopsided job. As in the refer
 the probability of the action that it takes (there it checks another one), and jobs that use no parameter servers are
 not lopsided. An override is not corrected for: the learner sees the network's own probability of the action.
 
-How many parameter servers for a worker are lopsided is drawn once a slot in the reference. Drawn at each look instead,
-the lowest of many draws decides, so jobs get a worker for every three to four servers in all slots; where one worker
-does best, what was learnt is forgotten again (simulations/experiments/dl2_small.yaml).
+How many parameter servers for a worker are lopsided is drawn once a slot. Drawn at each look instead, the lowest of
+many draws would decide: jobs would get a worker for every three to four servers in all slots, and where one worker does
+best, what was learnt would be forgotten again (simulations/experiments/dl2_small.yaml).
 """
 
 from __future__ import annotations
@@ -28,23 +28,17 @@ RATIO = 3, 7
 
 
 class JobAware:
-    """The rules, with the count of action kinds used so far.
+    """The rules, with the count of action kinds used so far."""
 
-    Args:
-        once_a_slot: how many servers for a worker are lopsided is drawn once a slot, as in the reference; else at each
-            look.
-    """
-
-    def __init__(self, *, once_a_slot: bool = False) -> None:
+    def __init__(self) -> None:
         self._used = [0, 0, 0]
-        self._once_a_slot = once_a_slot
         self._chance: Random | None = None
         """Of the slot that is decided: every slot has a stream of its own."""
         self._ratio = 0
 
     def choose(self, window: Window, chances: NDArray[np.float64], action: int, chance: Random) -> int:
         """Override the network's `action` where a rule applies."""
-        if self._once_a_slot and chance is not self._chance:
+        if chance is not self._chance:
             self._chance, self._ratio = chance, _between(chance, *RATIO)
         chosen = self._for_the_smallest(window, chances, action, chance)
         for index in range(len(window.jobs)):
@@ -74,7 +68,7 @@ class JobAware:
         if have.workers == 0 or (have.ps == 0 and window.jobs[index].ps.maximum > 0):
             kind = WORKER if have.workers == 0 else PS
             return 3 * index + kind if _possible(chances, index, kind) else None
-        if have.ps > have.workers * (self._ratio if self._once_a_slot else _between(chance, *RATIO)):
+        if have.ps > have.workers * self._ratio:
             kind = BUNDLE if chance.random() < 0.5 else WORKER
         elif have.ps and have.workers >= 0.5 * have.ps:
             kind = PS if chance.random() < 0.99 else BUNDLE

@@ -34,12 +34,12 @@ class Kind:
     """Weights that know nothing, from a seed; for so many jobs at once, where that matters and is said."""
     learner: Callable[[Any, LearningConfig, int], ClusterLearner]
     """Its learner, for weights of that shape and gradients over so many decisions."""
-    explorer: Callable[[LearningConfig], Explorer] | None
+    explorer: Callable[[], Explorer] | None
     """Makes what chooses in its place now and then; None: its own draws are all the exploration that it has."""
 
     def policy(self, config: PolicyConfig, weights: Checkpoint, version: int, learning: LearningConfig) -> Learnable:
         """The configured policy with these weights, as it decides while it learns."""
-        explorer = self.explorer(learning) if self.explorer and config.explore and learning.exploration else None
+        explorer = self.explorer() if self.explorer and config.explore and learning.exploration else None
         return registry.with_weights(config, weights, version, explorer)
 
     def pupil(
@@ -68,10 +68,6 @@ def _dl2_learner(shape: Dl2Shape, config: LearningConfig, batch_size: int) -> Le
     )
 
 
-def _dl2_explorer(config: LearningConfig) -> JobAware:
-    return JobAware(once_a_slot=config.lopsided == "slot")
-
-
 def _dl2_fresh(seed: int, window: int | None) -> Checkpoint:
     # The reference's rule for the width: two thirds of the inputs, twice.
     shape = Dl2Shape() if window is None else Dl2Shape(window, (4 * window, 4 * window))
@@ -90,7 +86,7 @@ def _set_fresh(seed: int, window: int | None) -> Checkpoint:
 
 
 TEACHABLE = {
-    DL2.name: Kind(_dl2_fresh, _dl2_learner, _dl2_explorer),
+    DL2.name: Kind(_dl2_fresh, _dl2_learner, JobAware),
     Set.name: Kind(_set_fresh, _set_learner, None),
 }
 

@@ -330,12 +330,15 @@ def test_each_cluster_keeps_what_it_let_decide_also_through_an_interruption(
 
 
 def test_a_cluster_ends_with_what_it_learned_alone_where_the_federation_does_harm() -> None:
-    """Rounds whose steps are far too long make versions that nobody should decide with, one after the other."""
+    """Rounds whose steps are far too long make versions that nobody should decide with, one after the other.
+
+    Four runs: each cluster has slots enough for several comparisons.
+    """
     looks = {}
     for accept in ("at_once", "own_track"):
         promotion = {**OWN_TRACK, "accept": accept, "slots_max": 40}
         training = Training(recipe_of(lessons_of("x", gated(promotion=promotion, learning_rate=30.0), ["dl2"])[0]))
-        training.run(2, lambda row, state: None)
+        training.run(4, lambda row, state: None)
         looks[accept] = training.state.rows[-1]["jct_slots.all"]
     assert {weights.made.get("track") for weights in training.state.deciding.values()} == {OWN}
     assert looks["own_track"] < looks["at_once"]

@@ -167,9 +167,7 @@ def _recipe_of(mode: str, scenario: Path) -> Recipe:
     )
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"half_after": 5}, {"learning": LearningConfig(lopsided="slot")}], ids=["as usual", "half", "slot"]
-)
+@pytest.mark.parametrize("changes", [{}, {"half_after": 5}], ids=["as usual", "half"])
 def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Ctrl-C in the middle of a run: that run is done again, none of it has leaked into what is kept."""
     training = Training(replace(_recipe_of("online", write(tmp_path, ONE)), **changes))
@@ -196,7 +194,6 @@ def test_an_interrupted_run_leaves_the_state_of_the_one_before(tmp_path: Path, c
     "switch",
     [
         "--no-exploration",
-        "--lopsided slot",
         "--half-after 2",
         "--replay plain",
         "--replay off",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from fedsched.sim.training import Row
     from fedsched.sim.training_state import Kept
 
+CLUSTERS = 80
+"""That the teacher is watched on, where they are drawn."""
+RUNS = 20
+"""And of an experiment."""
+
 VIEW = View({"STEP": "step", "LOSS": "loss"}, curve="loss", about="loss", done="step")
 
 
@@ -44,32 +50,41 @@ def supervised(
     teacher: Annotated[Teacher, typer.Option(help="Scheduler whose decisions are learned.")] = Teacher.DRF,
     seed: Annotated[int, typer.Option(min=0, help="Draws the clusters, the first weights and the batches.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Minibatches to train on.")] = 4000,
-    scenarios: Annotated[int, typer.Option(min=1, help="Simulated clusters to watch the teacher on.")] = 80,
-    held_out: Annotated[int, typer.Option(min=1, help="Other clusters to judge the result on.")] = 10,
+    on: Annotated[
+        Path | None,
+        typer.Option(help="Experiment whose clusters and workload the teacher is watched on, not small drawn ones."),
+    ] = None,
+    scenarios: Annotated[
+        int | None, typer.Option(min=1, help="Clusters to watch the teacher on, 80; with --on, runs, 20.")
+    ] = None,
+    held_out: Annotated[int, typer.Option(min=1, help="Other clusters, or runs, to judge the result on.")] = 10,
     resume: Resume = False,
     restart: Restart = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Warm DL2 up on a heuristic's decisions.
+    """Warm DL2 up on a heuristic's decisions, so that it begins as good as that.
 
     The same options give the same file, also when it was interrupted and resumed; all defaults are how the weights
     that ship were made.
     """
     from fedsched.sim import training_state
+    from fedsched.sim.experiment import files_of, load_experiment
 
     place = Place(file)
     goes_on(place, resume=resume, restart=restart)
-    look_around(place, [])
+    look_around(place, files_of(on) if on else [])
+    experiment = load_experiment(on) if on else None
     from fedsched.sim.training import WarmUpPlan, warm_up  # loads torch, once all that is given makes sense
 
-    plan = WarmUpPlan(teacher.value, seed, steps, scenarios, held_out)
+    runs = scenarios or (RUNS if on else CLUSTERS)
+    plan = WarmUpPlan(teacher.value, seed, steps, runs, held_out, on.name if on else "", experiment)
     command = (
-        f"fedsched train supervised --teacher {teacher.value} --seed {seed} --steps {steps} "
-        f"--scenarios {scenarios} --held-out {held_out} FILE"
+        f"fedsched train supervised {f'--on {on} ' if on else ''}--teacher {teacher.value} --seed {seed} "
+        f"--steps {steps} --scenarios {runs} --held-out {held_out} FILE"
     )
     with at_work(place):
-        on = goes_on(place, resume=resume, restart=restart)
-        begun = training_state.load(place.state, plan.plain()) if on else None
+        again = goes_on(place, resume=resume, restart=restart)
+        begun = training_state.load(place.state, plan.plain()) if again else None
         with shown(VIEW, steps, plan.step_of(begun)) as show:
 
             def keep(kept: Kept, rows: Sequence[Row]) -> None:

@@ -1,28 +1,24 @@
-"""Makes first weights for DL2: a teacher runs simulated clusters, DL2 learns its decisions, held-out clusters judge."""
+"""Makes first weights for DL2: a teacher runs simulated clusters, DL2 learns its decisions, held-out runs judge."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsched.core.decision import Policy
+from fedsched.errors import InvalidInput
 from fedsched.learn.supervised import Fit, Label, Watched, agreement, fingerprint
 from fedsched.policy.checkpoint import Checkpoint
 from fedsched.policy.dl2 import DL2, Dl2Shape, initial
 from fedsched.policy.learnable import misfit
 from fedsched.policy.registry import heuristic
+from fedsched.sim.experiment import ExperimentConfig
 from fedsched.sim.training_state import Kept, taken_apart, under
-from fedsched.sim.workload import draw_scenario
-from fedsched.sim.world import run_scenario
-
-HELD_OUT_OFFSET = 50_000
-"""Held-out scenarios are drawn from seeds this far from those of training."""
-SEED_STRIDE = 100_000
+from fedsched.sim.warm_up_grounds import Declared, Drawn, WarmUpGround
 
 Tell = Callable[[str], None]
 """Hears what happens, for people who wait."""
@@ -39,7 +35,7 @@ class WarmUp:
     agreement: float
     """Share of the teacher's held-out choices that the network would have made."""
     teacher_jct_s: float
-    """Average over the held-out scenarios."""
+    """Average over the held-out runs."""
     student_jct_s: float
     rows: Sequence[Row]
     """The log."""
@@ -53,9 +49,20 @@ class WarmUpPlan:
     seed: int = 0
     steps: int = 4000
     scenarios: int = 80
-    """Simulated clusters that the teacher is watched on."""
+    """Simulated runs that the teacher is watched on."""
     held_out: int = 10
     """Others that judge the result."""
+    name: str = ""
+    """Of the experiment."""
+    experiment: ExperimentConfig | None = None
+    """Whose clusters and workload are simulated; None: small clusters are drawn."""
+
+    @property
+    def ground(self) -> WarmUpGround:
+        """Where it is learnt."""
+        if self.experiment is None:
+            return Drawn(self.teacher, self.seed)
+        return Declared(self.name, self.experiment, self.seed)
 
     @property
     def step_rows(self) -> int:
@@ -64,7 +71,16 @@ class WarmUpPlan:
 
     def plain(self) -> dict[str, Any]:
         """All that decides what is made, as plain data."""
-        return asdict(self)
+        plain: dict[str, Any] = {
+            "teacher": self.teacher,
+            "seed": self.seed,
+            "steps": self.steps,
+            "scenarios": self.scenarios,
+            "held_out": self.held_out,
+        }
+        if self.experiment is not None:
+            plain["experiment"] = self.experiment.model_dump(mode="json")
+        return plain
 
     def step_of(self, begun: Kept | None) -> int:
         """How many steps are done."""
@@ -93,21 +109,21 @@ def warm_up(
         keep: hears of every row of the log.
         tell: hears what happens.
     """
-    shape, teacher, seed = Dl2Shape(), plan.teacher, plan.seed
-    tell(f"watching {teacher} on {plan.scenarios} simulated clusters")
-    labels, _ = _watch(teacher, shape, seed * SEED_STRIDE, plan.scenarios)
+    shape, teacher, seed, ground = Dl2Shape(), plan.teacher, plan.seed, plan.ground
+    tell(f"watching {teacher} on {ground.told(plan.scenarios, held_out=False)}")
+    labels, _ = _watch(teacher, shape, ground, plan.scenarios, held_out=False)
+    _refuse_nothing(labels, teacher)
     tell(f"learning {len(labels)} decisions in {plan.steps} steps")
     fit = _fit(plan, labels, shape, begun, keep)
     fitted = fit.fitted()
-    tell(f"comparing on {plan.held_out} other clusters")
-    others = seed * SEED_STRIDE + HELD_OUT_OFFSET
-    held_out_labels, teacher_jct_s = _watch(teacher, shape, others, plan.held_out)
+    tell(f"comparing on {ground.told(plan.held_out, held_out=True)}")
+    held_out_labels, teacher_jct_s = _watch(teacher, shape, ground, plan.held_out, held_out=True)
+    _refuse_nothing(held_out_labels, teacher)
     agreed = agreement(fitted.arrays, held_out_labels)
-    student = DL2(fitted.arrays, shape=shape, seed=seed)
-    student_jct_s = _average_jct_s(student, heuristic(teacher), others, plan.held_out)
+    student_jct_s = ground.jct_s(lambda: DL2(fitted.arrays, shape=shape, seed=seed), plan.held_out, held_out=True)
     made: dict[str, str | int | float] = {
         "command": command,
-        "data": f"{plan.scenarios} clusters of 2 to 12 nodes, from seed {seed * SEED_STRIDE} on, 16 jobs each",
+        "data": ground.told(plan.scenarios, held_out=False),
         "teacher": teacher,
         "seed": seed,
         "steps": plan.steps,
@@ -117,7 +133,7 @@ def warm_up(
         "first_loss": round(fitted.first_loss, 3),
         "last_loss": round(fitted.last_loss, 3),
         "agreement": round(agreed, 3),
-        "held_out": f"{plan.held_out} clusters drawn from seed {others} on",
+        "held_out": ground.told(plan.held_out, held_out=True),
         "held_out_jct_s": round(student_jct_s, 2),
         "held_out_jct_s_teacher": round(teacher_jct_s, 2),
         "numpy": version("numpy"),
@@ -162,16 +178,31 @@ def labels_digest(teacher: str, seed: int, scenarios: int) -> str:
     It stands in the checkpoint, so a change of the scheduler, the simulator or the teacher that makes the shipped
     weights irreproducible is noticed without learning anything.
     """
-    return fingerprint(_watch(teacher, Dl2Shape(), seed * SEED_STRIDE, scenarios)[0])
+    return fingerprint(_watch(teacher, Dl2Shape(), Drawn(teacher, seed), scenarios, held_out=False)[0])
 
 
-def _watch(teacher: str, shape: Dl2Shape, first_seed: int, scenarios: int) -> tuple[list[Label], float]:
-    """The teacher's decisions on these scenarios, and its average JCT."""
-    watched = Watched(heuristic(teacher), shape)
-    jct_s = _average_jct_s(watched, heuristic(teacher), first_seed, scenarios)
-    return watched.labels, jct_s
+def _watch(
+    teacher: str, shape: Dl2Shape, ground: WarmUpGround, runs: int, *, held_out: bool
+) -> tuple[list[Label], float]:
+    """The teacher's decisions in these runs, and its average JCT."""
+    watched: list[Watched] = []
+
+    def make() -> Watched:
+        watched.append(Watched(heuristic(teacher), shape))
+        return watched[-1]
+
+    jct_s = ground.jct_s(make, runs, held_out=held_out)
+    return [label for one in watched for label in one.labels], jct_s
 
 
-def _average_jct_s(policy: Policy, fallback: Policy, first_seed: int, scenarios: int) -> float:
-    results = [run_scenario(draw_scenario(first_seed + index), policy, fallback) for index in range(scenarios)]
-    return sum(result.average_jct_s for result in results) / len(results)
+def _refuse_nothing(labels: Sequence[Label], teacher: str) -> None:
+    """Jobs that never get more than their minimum teach nothing.
+
+    Raises:
+        InvalidInput: so it is.
+    """
+    if not labels:
+        raise InvalidInput(
+            f"{teacher} never gave a job more than its minimum; decisions to learn from were expected",
+            "take jobs that can grow, larger clusters, or more --scenarios",
+        )

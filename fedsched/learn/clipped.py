@@ -545,7 +545,7 @@ class Improver:
             for part in self._parts(whole.slots, passes, parts):
                 batch, rows = whole.part(part)
                 loss = loss_on(self._weights, batch, gains[rows])
-                if float(loss.moved) > KL_MAX:
+                if not float(loss.moved) <= KL_MAX:  # nor by what is no number
                     break
                 self.step(loss.total)
                 steps += 1

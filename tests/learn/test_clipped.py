@@ -182,6 +182,14 @@ def test_where_all_rewards_are_the_same_nothing_is_explained() -> None:
     assert Improver(arrays).improve(lived(arrays, [[0.0, 1.0], [0.0, 1.0]])).explained != 0.0
 
 
+def test_an_improvement_takes_no_step_from_a_policy_that_moved_by_what_is_no_number() -> None:
+    """Weights that overflow are noticed by whoever looks at them; a step would only spread that."""
+    arrays = initial(SMALL, 0)
+    slots = lived(arrays, [[0.0, 1.0], [0.0, 1.0]])
+    assert Improver(arrays).improve(slots).steps > 0
+    assert Improver({name: np.full_like(array, np.inf) for name, array in arrays.items()}).improve(slots).steps == 0
+
+
 def test_chances_in_training_are_those_of_the_acting_policy() -> None:
     """Two implementations of one distribution; were they apart, every ratio would be wrong from the start."""
     random = np.random.RandomState(1)

@@ -77,7 +77,7 @@ def consult(question: AskPolicy, policy: Policy) -> Consulted:
     """The policy's answer, whatever it does, and what is wrong with its form."""
     process = os.getpid()
     try:
-        answer = _well_formed(_answer(question, policy))
+        answer = _answer(question, policy)
         return Consulted(answer, judge(question, answer) or "")
     except _Malformed as problem:
         return Consulted(None, str(problem))
@@ -161,12 +161,14 @@ def _answer(question: AskPolicy, policy: Policy) -> Decision:
     if question.ranks:
         if not isinstance(policy, Discipline):
             raise TypeError("it was asked for ranks and is no discipline")
-        return Decision(observation.slot, (), policy.name, policy.version, ranking=policy.rank(observation))
+        ranking = policy.rank(observation)
+        return _well_formed(Decision(observation.slot, (), policy.name, policy.version, ranking=ranking))
     if question.rebuild:
         rebuilt = Rebuilding(observation)
-        answer = policy.decide(observation, rebuilt)
-        return replace(answer, placements=rebuilt.placements())
-    return policy.decide(observation, TentativePlacement(observation, question.keep_running, question.placement))
+        answer = _well_formed(policy.decide(observation, rebuilt))
+        return replace(answer, placements=rebuilt.placements())  # ours, and thousands of tasks: not to be looked at
+    budget = TentativePlacement(observation, question.keep_running, question.placement)
+    return _well_formed(policy.decide(observation, budget))
 
 
 def judge(question: AskPolicy, answer: Decision) -> str | None:

@@ -103,11 +103,11 @@ def _same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None
     here = json.loads(json.dumps(here))
     for name in [*there, *(name for name in here if name not in there)]:
         if there.get(name) != here.get(name):
-            what = (
-                "the experiment's files have changed since"
-                if name.startswith("experiment")
-                else f"{name} is {here.get(name)!r} now and was {there.get(name)!r}"
-            )
+            what = f"{name} is {here.get(name)!r} now and was {there.get(name)!r}"
+            if name.startswith("experiment"):
+                what = "it is another experiment, or the experiment's files have changed since"
+                if name not in here or name not in there:
+                    what = f"{'fewer' if name not in here else 'more'} experiments are named now than were"
             raise InvalidInput(
                 f"{path} is the state of another training: {what}", "use the same options, or begin anew with --restart"
             )

@@ -93,6 +93,8 @@ def test_a_teacher_may_be_watched_on_an_experiments_own_clusters(tmp_path: Path)
     write(tmp_path, {**ONE, "workload": {"jobs": 9, "gap_s": 5}})
     with pytest.raises(InvalidInput, match="the experiment's files have changed since"):
         CliRunner().invoke(app, ["supervised", *options, str(place.file), "--resume"], catch_exceptions=False)
+    with pytest.raises(InvalidInput, match="fewer experiments are named now than were"):
+        CliRunner().invoke(app, ["supervised", *options[2:], str(place.file), "--resume"], catch_exceptions=False)
 
 
 def test_what_a_teacher_reaches_on_an_experiment_is_what_a_simulation_of_it_reaches(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ Batch = Annotated[int, typer.Option(min=1, help="Decisions of each gradient.")]
 SamplesMin = Annotated[int, typer.Option(min=1, help="Decisions that a cluster must know the reward of to learn.")]
 HalfAfter = Annotated[
     float | None,
-    typer.Option(min=1e-9, help="Steps shrink: half as long after so many, a third after twice as many, and so on."),
+    typer.Option(
+        click_type=Finite(min=1e-9),
+        help="Steps shrink: half as long after so many, a third after twice as many, and so on.",
+    ),
 ]
 Memory = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Decisions that are remembered.")]
 ReplayOption = Annotated[

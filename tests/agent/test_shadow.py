@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -102,12 +102,13 @@ def shadow(policy: str, decision_s_max: float = 20.0) -> Iterator[Shadow]:
 
 
 def children() -> set[int]:
-    """Candidates' processes of this test."""
-    return {
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if "spawn_main" in " ".join(process.cmdline())
-    }
+    """Candidates' processes of this test. Other tests leave dead ones that nobody has asked about yet."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # or a zombie
+            if "spawn_main" in " ".join(process.cmdline()):
+                found.add(process.pid)
+    return found
 
 
 def test_a_candidate_that_answers_as_the_active_policy_does_is_worth_as_much_and_agrees() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
-from fedsched.cli.train_supervised import supervised
+from fedsched.cli.train_supervised import CLUSTERS, supervised
 from fedsched.config import PolicyConfig
 from fedsched.errors import CorruptCheckpoint
 from fedsched.policy import checkpoint, registry
@@ -91,7 +91,7 @@ def test_the_shipped_weights_say_how_to_make_them() -> None:
     defaults = {name: entry.default for name, entry in inspect.signature(supervised).parameters.items()}
     assert shipped.made["command"] == (
         f"fedsched train supervised --teacher {defaults['teacher'].value} --seed {defaults['seed']} "
-        f"--steps {defaults['steps']} --scenarios {defaults['scenarios']} --held-out {defaults['held_out']} FILE"
+        f"--steps {defaults['steps']} --scenarios {CLUSTERS} --held-out {defaults['held_out']} FILE"
     )
 
 

@@ -16,10 +16,9 @@ PROTOS := $(wildcard proto/fedsched/v1/*.proto)
 demo: .venv/ready
 	$(BIN)/fedsched demo
 
-# One process more than most machines that run this have cores: tests of live parts wait, for leases of real servers to
-# run out and for tasks to start. With two more, deadlines of tests come near.
+# Two processes: live tests start whole federations, and with more of them at once on two cores their deadlines come near.
 test: .venv/ready
-	$(BIN)/pytest -n 3 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 bench: .venv/ready
 	$(BIN)/fedsched bench core

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -107,36 +107,36 @@ def _qualities(plans: Sequence[Selection]) -> dict[str, float | None]:
 
 def show_by_cluster(plans: Sequence[Selection], summaries: Sequence[Summary]) -> None:
     """Where clusters are taught together: what each of them has of it."""
-    for plan in plans:
-        if plan.experiment.federation is None or plan.experiment.training is None:
-            continue
-        length_s = plan.experiment.slot_length_s
+    for plan in _together(plans):
         shown = [item for item in summaries if item.arm.experiment == plan.name and item.clusters]
-        figures = {item.arm.policy: dict(item.clusters) for item in shown}
         print("\nJCT in slots by cluster:")
-        rows = [
-            (cluster.name, *(_mean(one.get(cluster.name), length_s) for one in figures.values()))
-            for cluster in plan.experiment.clusters
-        ]
-        table(("CLUSTER", *(label.upper() for label in figures)), rows)
+        _by_cluster(plan, {item.arm.policy: dict(item.clusters) for item in shown}, _mean)
 
 
 def show_differences_by_cluster(plans: Sequence[Selection], compared: Sequence[Difference]) -> None:
     """Where clusters are taught together: whether any of them would be better off with the first policy."""
-    for plan in plans:
-        if plan.experiment.federation is None or plan.experiment.training is None:
-            continue
-        length_s = plan.experiment.slot_length_s
+    for plan in _together(plans):
         shown = [item for item in compared if item.arm.experiment == plan.name and item.clusters]
-        figures = {item.arm.policy: dict(item.clusters) for item in shown}
-        if not figures:
+        if not shown:
             continue
         print(f"\nJCT in slots by cluster, less than with {shown[0].baseline.policy} below 0, with 95 % intervals:")
-        rows = [
-            (cluster.name, *(_difference(one.get(cluster.name), length_s) for one in figures.values()))
-            for cluster in plan.experiment.clusters
-        ]
-        table(("CLUSTER", *(label.upper() for label in figures)), rows)
+        _by_cluster(plan, {item.arm.policy: dict(item.clusters) for item in shown}, _difference)
+
+
+def _together(plans: Sequence[Selection]) -> list[Selection]:
+    return [plan for plan in plans if plan.experiment.federation is not None and plan.experiment.training is not None]
+
+
+def _by_cluster(
+    plan: Selection, figures: Mapping[str, Mapping[str, Interval]], cell: Callable[[Interval | None, float], str | None]
+) -> None:
+    """A line per cluster, a column per policy."""
+    length_s = plan.experiment.slot_length_s
+    rows = [
+        (cluster.name, *(cell(one.get(cluster.name), length_s) for one in figures.values()))
+        for cluster in plan.experiment.clusters
+    ]
+    table(("CLUSTER", *(label.upper() for label in figures)), rows)
 
 
 def _difference(figure: Interval | None, length_s: float) -> str | None:
